@@ -1,0 +1,39 @@
+# Two commands to know: `make warmup` and `make test`. Each sets everything up on its first use.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE ?= .cache/muse_jit
+ARCH ?= sm_90a,sm_103a
+
+.PHONY: setup warmup test check format clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The main job: plan Muse Spark at TP8, compile for two architectures into a local cache, list it.
+warmup: setup
+	$(BIN)/muse-jit warmup --model muse-spark --tp 8 --arch $(ARCH) --cache-dir $(CACHE)
+	$(BIN)/muse-cache ls --cache-dir $(CACHE)
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not multigpu"
+
+# Format, lint, types, import rules and size budgets. `make format` repairs what can be repaired.
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python tests/check.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info

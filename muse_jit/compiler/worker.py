@@ -1,0 +1,100 @@
+"""The process that imports the compiler, compiles one kernel and ends.
+
+Started as `python -I worker.py REQUEST.json` in a private folder, with a cleaned environment and no visible GPU. It
+answers with a result file; whatever it prints is the log. The only information it acts on is the request: family,
+constants, target, and where the parent's Python found its modules.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent(expected: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends; end now if it ended before."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != expected:
+        os._exit(1)
+
+
+def _attribute(text: str) -> Any:
+    import importlib
+
+    module, _, name = text.partition(":")
+    value = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _loaded_cuda_major() -> int | None:
+    """The CUDA flavour the DSL chose at its import, from the file name of its compiler module."""
+    module = sys.modules.get("cutlass._mlir._mlir_libs._cutlass_ir")
+    name = os.path.basename(getattr(module, "__file__", None) or "")
+    flavour = name.split(".")[1] if name.count(".") > 1 else ""
+    return int(flavour[2:]) if flavour.startswith("cu") and flavour[2:].isdigit() else None
+
+
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    started = time.perf_counter()
+    if request["needs_cutlass"]:
+        import cutlass  # noqa: F401  (here, so that its time is told apart from the compile's)
+    imported = time.perf_counter()
+    from muse_jit.key.source import source_of
+    from muse_jit.key.target import Target
+
+    target = Target(**request["target"])
+    loaded = _loaded_cuda_major()
+    if loaded is not None and loaded != target.cuda:
+        raise RuntimeError(
+            f"the DSL loaded its CUDA {loaded} compiler, asked for was CUDA {target.cuda}; it takes the newest "
+            f"installed one that the driver supports: uninstall nvidia-cutlass-dsl-libs-cu{loaded}, or ask for "
+            f"--cuda {loaded}"
+        )
+    constants = _attribute(request["constants_class"]).from_dict(request["constants"])
+    compiled = _attribute(request["build"])(constants, target)
+    if not hasattr(compiled, "export_to_c"):
+        raise TypeError(
+            f"{request['build']} returned {type(compiled).__name__}; it must return what cute.compile returned, or "
+            "an object with export_to_c(path, function_name=)"
+        )
+    compiled.export_to_c(request["object"], function_name=request["symbol"])
+    if source_of(request["build"]).digest != request["source"]:
+        raise RuntimeError("the kernel's source changed while it was compiled; ask again")
+    return {"import_seconds": imported - started, "compile_seconds": time.perf_counter() - imported}
+
+
+def main() -> None:
+    """Read the request named on the command line, compile, write the result."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        request = json.load(file)
+    _die_with_parent(request["parent"])
+    sys.path[:] = request["sys_path"]
+    if not request["needs_torch"]:
+        # tvm_ffi and the DSL import torch where they find it: 1.5 s of a 2 s compile that does not use it.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        result = {"status": "ok", **_compile(request)}
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        result = {"status": "error", "type": type(error).__name__, "message": str(error)}
+    temporary = request["result"] + ".part"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+    os.rename(temporary, request["result"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The compiler's thread pools and MLIR contexts take long to take down, and the result is on disk.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

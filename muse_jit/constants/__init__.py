@@ -1,0 +1,8 @@
+"""Step 1 of the path: frozen constant sets, one file per kernel family. The fields are the key.
+
+base      what all have in common: exact types, identity, plain-value form
+row_norm  RowNormConstants
+
+Nothing is imported here: a kernel's source digest covers what it imports, and one family's constants must not make
+another family recompile.
+"""

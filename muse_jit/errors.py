@@ -1,0 +1,65 @@
+"""The exception classes of muse_jit, and who may raise each.
+
+    MuseJitError                base; every message is one line a person can act on
+      ConstantsError            constants/: a constant set that cannot be (also a ValueError)
+      UsageError                cli, plan, settings: wrong input from a person (exit code 2)
+        TargetError             key/target: no architecture named and none to ask
+      ToolchainError            key/toolchain: nothing to identify the compiler by, or a wrong one loaded
+      CompileError              compiler/: a kernel did not compile; carries the log
+      LinkerMissing             compiler/link: no linker on this machine (exit code 3)
+      LoadError                 loader/: a verified library cannot be opened or lacks its symbol
+      MissForbidden             service: a miss while compiling is forbidden
+      CompileDuringCapture      service: anything but a memory hit during a CUDA graph capture
+      CacheUnusable             store/: the cache folder cannot be used for what was asked (exit code 3)
+
+The store's look-up raises none of these: a damaged, foreign or unreadable entry is a `Miss` with its reason.
+"""
+
+
+class MuseJitError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConstantsError(MuseJitError, ValueError):
+    """A constant set that cannot be: names the field, the value and what is allowed."""
+
+
+class UsageError(MuseJitError):
+    """Wrong input from a person: says what is allowed."""
+
+
+class TargetError(UsageError):
+    """No target architecture: neither named nor to be asked from a device."""
+
+
+class ToolchainError(MuseJitError):
+    """The compiler cannot be identified, or another than the identified one was loaded."""
+
+
+class CompileError(MuseJitError):
+    """A kernel did not compile. `log` is the worker's complete standard error; `log_path` where it was kept."""
+
+    def __init__(self, message: str, log: str = "", log_path: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+        self.log_path = log_path
+
+
+class LinkerMissing(MuseJitError):
+    """There is no linker on this machine, so nothing can be published."""
+
+
+class LoadError(MuseJitError):
+    """A verified library could not be opened, or its entry symbol is missing."""
+
+
+class MissForbidden(MuseJitError):
+    """A kernel is not in the cache and compiling is forbidden."""
+
+
+class CompileDuringCapture(MuseJitError):
+    """A kernel was asked for during a CUDA graph capture and is not in memory."""
+
+
+class CacheUnusable(MuseJitError):
+    """The cache folder cannot be used for what was asked."""

@@ -1,0 +1,134 @@
+"""Open verified bytes as a library and look its function up.
+
+The bytes that were verified are the bytes that are opened: they go into an anonymous memory file, and tvm_ffi opens
+a link to it. So a file changed after the check changes nothing, a cache mounted noexec works, and no mapped file can
+be rewritten under a running kernel. Libraries stay open until the process ends: nothing is unloaded while a CUDA
+graph that uses it may be captured or replayed.
+"""
+
+import atexit
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import tempfile
+import threading
+from typing import Any
+
+import tvm_ffi
+
+from muse_jit.errors import LoadError
+from muse_jit.store.entry import Entry
+
+_state = threading.Lock()
+_preloaded: dict[str, ctypes.CDLL] = {}
+_link_folders: dict[int, str | None] = {}
+_numbers = itertools.count()
+
+
+class Kernel:
+    """A compiled kernel that can be called. Tensors are anything with DLPack; the stream is the caller's current one.
+
+    A call checks operand dtypes, shapes and alignment as far as they are static, and raises ValueError or TypeError
+    from tvm_ffi. The GPU module is loaded by the first call on a device, which must happen before a graph capture.
+    """
+
+    __slots__ = ("entry", "function")
+
+    def __init__(self, entry: Entry, function: Any) -> None:
+        self.entry = entry
+        self.function = function
+
+    def __call__(self, *operands: Any) -> Any:
+        return self.function(*operands)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.entry.kernel} {self.entry.digest[:12]} {self.entry.arch}>"
+
+
+def load(entry: Entry, artifact: bytes, runtime_library: str) -> Kernel:
+    """Open an artifact and return its kernel.
+
+    Raises:
+        LoadError: the runtime library or the artifact cannot be opened, or the exported function is missing.
+    """
+    preload(runtime_library)
+    name = f"{re.sub(r'[^A-Za-z0-9_]', '_', entry.kernel)[:64]}-{entry.digest[:12]}"
+    module = _open(artifact, name)
+    try:
+        function = module[entry.symbol]
+    except AttributeError:
+        raise LoadError(f"{entry.kernel} {entry.digest[:12]} does not export {entry.symbol}") from None
+    return Kernel(entry, function)
+
+
+def preload(runtime_library: str) -> None:
+    """Open libcute_dsl_runtime.so once for the whole process, with its symbols visible to the kernels' libraries.
+
+    Raises:
+        LoadError: it cannot be opened, or the runtime of another CUDA major version was opened before.
+    """
+    if runtime_library in _preloaded:
+        return
+    with _state:
+        if _preloaded and runtime_library not in _preloaded:
+            # Both have the same soname: the first one would serve every later library.
+            raise LoadError(
+                f"this process opened {next(iter(_preloaded))} before and cannot use {runtime_library} beside it"
+            )
+        try:
+            _preloaded[runtime_library] = ctypes.CDLL(runtime_library, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise LoadError(f"the runtime library {runtime_library} cannot be opened: {error}") from None
+
+
+def _open(artifact: bytes, name: str) -> Any:
+    """Let tvm_ffi open the bytes, under a path that no library of this process had before.
+
+    The path must be new each time: the dynamic loader takes an equal path for the same library. It should end in
+    .so, by which tvm_ffi chooses its reader, and carry the kernel's name, which debuggers and profilers then show.
+    """
+    folder = _link_folder()
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(artifact)
+    target = f"/proc/self/fd/{descriptor}"
+    try:
+        if folder is None:
+            # No writable folder for a link (a read-only container): open the memory file by its number, and keep the
+            # number taken for as long as the library is open, which is until the process ends.
+            path, descriptor = target, -1
+            return tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(target, "so")
+        path = os.path.join(folder, f"{next(_numbers)}-{name}.so")
+        os.symlink(target, path)
+        try:
+            return tvm_ffi.load_module(path)
+        finally:
+            os.unlink(path)
+    except Exception as error:
+        # tvm_ffi raises RuntimeError with the dynamic loader's message, whose path is gone by the time it is read.
+        raise LoadError(f"{name} cannot be opened: {str(error).replace(path, name).strip()}") from None
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _link_folder() -> str | None:
+    """A private folder for links, one a process; a forked child makes its own. None where nothing can be written."""
+    pid = os.getpid()
+    with _state:
+        if pid not in _link_folders:
+            try:
+                _link_folders[pid] = tempfile.mkdtemp(prefix="muse_jit-")
+            except OSError:
+                _link_folders[pid] = None
+            else:
+                atexit.register(_remove, pid)
+        return _link_folders[pid]
+
+
+def _remove(pid: int) -> None:
+    folder = _link_folders.get(pid)
+    if pid == os.getpid() and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

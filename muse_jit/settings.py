@@ -1,0 +1,146 @@
+"""Every environment variable this package reads, read once into one frozen object.
+
+    MUSE_JIT_CACHE_DIR          the cache folder; an absolute path
+    VLLM_CACHE_ROOT             (vLLM's) the cache is its subfolder muse_jit when MUSE_JIT_CACHE_DIR is unset
+    MUSE_JIT_MODE               auto | readonly | forbid | off
+    MUSE_JIT_CUDA               12 | 13: the CUDA major version to compile for; default: the newest installed compiler
+    MUSE_JIT_SHARE              owner | group | all: who may read the cache
+    MUSE_JIT_TOOLCHAIN_CHECK    record | bytes: trust the distributions' RECORDs, or hash the installed files
+    MUSE_JIT_RUNTIME_LIB        path of libcute_dsl_runtime.so where no nvidia-cutlass-dsl-libs-cu* is installed
+    MUSE_JIT_COMPILE_OPTIONS    NAME=VALUE,...: CUTE_DSL_* settings that change the code; they become part of the key
+    MUSE_JIT_COMPILE_TIMEOUT    seconds one compile may take
+    MUSE_JIT_STALL_LIMIT        seconds a waiter gives the holder of a key's lock before one waiter takes over
+    CC                          the compiler driver to link with
+
+An unset, empty or blank variable means the default; a malformed one raises `UsageError` naming it. No other module
+reads the environment, but for handing it on to child processes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from muse_jit.errors import UsageError
+
+MODES = ("auto", "readonly", "forbid", "off")
+SHARES = ("owner", "group", "all")
+TOOLCHAIN_CHECKS = ("record", "bytes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a process was told; `origins` says for each field whether by default, environment or option."""
+
+    cache_dir: str | None = None
+    vllm_cache_root: str | None = None
+    mode: str = "auto"
+    cuda: int | None = None
+    share: str = "owner"
+    toolchain_check: str = "record"
+    runtime_lib: str | None = None
+    compile_options: tuple[tuple[str, str], ...] = ()
+    compile_timeout: float = 900.0
+    stall_limit: float = 1200.0
+    cc: str | None = None
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Settings":
+        """Read `environ` (default: this process's).
+
+        Raises:
+            UsageError: a variable is malformed; names it, its value and what is allowed.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for field, (variable, parse) in _VARIABLES.items():
+            text = environ.get(variable, "").strip()
+            if text:
+                values[field] = parse(variable, text)
+        return cls(**values, origins={field: f"environment ({_VARIABLES[field][0]})" for field in values})
+
+    def with_options(self, **options: Any) -> "Settings":
+        """A copy in which the options that are not None win over what was there."""
+        given = {name: value for name, value in options.items() if value is not None}
+        origins = {**self.origins, **dict.fromkeys(given, "option")}
+        return dataclasses.replace(self, **given, origins=origins)
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Field name to its value, origin and variable, for `muse-jit env`."""
+        return {
+            field: {
+                "value": dict(self.compile_options) if field == "compile_options" else getattr(self, field),
+                "origin": self.origins.get(field, "default"),
+                "variable": variable,
+            }
+            for field, (variable, _) in _VARIABLES.items()
+        }
+
+
+def _path(variable: str, text: str) -> str:
+    # A list such as "/a:/b" in a single-path variable otherwise becomes one strange folder name.
+    if not os.path.isabs(os.path.expanduser(text)):
+        raise UsageError(f"{variable} is {text!r}; it must be an absolute path")
+    if os.pathsep in text:
+        raise UsageError(f"{variable} is {text!r}; it must be one path, not a list separated by {os.pathsep!r}")
+    return os.path.expanduser(text)
+
+
+def _choice(*allowed: str) -> Any:
+    def parse(variable: str, text: str) -> str:
+        if text not in allowed:
+            raise UsageError(f"{variable} is {text!r}; allowed: {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _cuda(variable: str, text: str) -> int:
+    if text not in ("12", "13"):
+        raise UsageError(f"{variable} is {text!r}; allowed: 12, 13")
+    return int(text)
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"{variable} is {text!r}; it must be a positive number of seconds")
+    return seconds
+
+
+def parse_compile_options(source: str, text: str) -> tuple[tuple[str, str], ...]:
+    """ "LINEINFO=1,ENABLE_ASSERTIONS=1" as sorted pairs; the names are checked where they are used (`key.options`).
+
+    Raises:
+        UsageError: a part is not NAME=VALUE or a name stands twice.
+    """
+    pairs: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip() or name.strip() in pairs:
+            raise UsageError(f"{source} has {part!r}; it must be NAME=VALUE,NAME=VALUE with each name once")
+        pairs[name.strip()] = value.strip()
+    return tuple(sorted(pairs.items()))
+
+
+def _text(variable: str, text: str) -> str:
+    return text
+
+
+_VARIABLES: dict[str, tuple[str, Any]] = {
+    "cache_dir": ("MUSE_JIT_CACHE_DIR", _path),
+    "vllm_cache_root": ("VLLM_CACHE_ROOT", _path),
+    "mode": ("MUSE_JIT_MODE", _choice(*MODES)),
+    "cuda": ("MUSE_JIT_CUDA", _cuda),
+    "share": ("MUSE_JIT_SHARE", _choice(*SHARES)),
+    "toolchain_check": ("MUSE_JIT_TOOLCHAIN_CHECK", _choice(*TOOLCHAIN_CHECKS)),
+    "runtime_lib": ("MUSE_JIT_RUNTIME_LIB", _path),
+    "compile_options": ("MUSE_JIT_COMPILE_OPTIONS", parse_compile_options),
+    "compile_timeout": ("MUSE_JIT_COMPILE_TIMEOUT", _seconds),
+    "stall_limit": ("MUSE_JIT_STALL_LIMIT", _seconds),
+    "cc": ("CC", _text),
+}

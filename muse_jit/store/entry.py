@@ -1,0 +1,98 @@
+"""`entry.json`: what an entry says about itself. Readable with `cat`; the tools need nothing else."""
+
+import dataclasses
+import json
+from typing import Any
+
+from muse_jit.key.encoding import ContentDigest, KeyDigest, key_digest
+
+SCHEMA = 1
+_FIELDS = {
+    "schema": int,
+    "digest": str,
+    "key": dict,
+    "symbol": str,
+    "artifact_digest": str,
+    "artifact_size": int,
+    "compile_seconds": float,
+    "link_seconds": float,
+    "created": float,
+    "created_by": str,
+    "resources": list,
+}
+
+
+class BadManifest(ValueError):
+    """The text is not an entry of this schema. `schema` is the one it claims, if it claims one."""
+
+    def __init__(self, message: str, schema: object = None) -> None:
+        super().__init__(message)
+        self.schema = schema
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The manifest of one published kernel."""
+
+    digest: KeyDigest
+    """Digest of `key`; also the name of the entry's folder."""
+    key: dict[str, Any]
+    """The whole key document, decoded."""
+    symbol: str
+    """Name of the exported function."""
+    artifact_digest: ContentDigest
+    """SHA-256 of kernel.so."""
+    artifact_size: int
+    """Bytes of kernel.so."""
+    compile_seconds: float
+    link_seconds: float
+    created: float
+    """Seconds since the epoch."""
+    created_by: str
+    """Package and version that wrote it."""
+    resources: list[dict[str, Any]]
+    """For each GPU kernel of the library: name, registers, shared and local memory in bytes."""
+    schema: int = SCHEMA
+
+    @property
+    def kernel(self) -> str:
+        """Kernel family."""
+        return str(self.key["kernel"])
+
+    @property
+    def arch(self) -> str:
+        """GPU architecture."""
+        return str(self.key["target"]["arch"])
+
+    def to_json(self) -> bytes:
+        """The bytes of entry.json."""
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Entry":
+        """Read an entry.json.
+
+        Raises:
+            BadManifest: it is not JSON, of another schema, misses a field or has one of a wrong type, or its digest
+                is not that of its key.
+        """
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise BadManifest(f"not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise BadManifest("not a JSON object")
+        if values.get("schema") != SCHEMA:
+            raise BadManifest(f"schema {values.get('schema')!r}, this version reads {SCHEMA}", values.get("schema"))
+        for name, kind in _FIELDS.items():
+            if type(values.get(name)) is not kind:
+                raise BadManifest(f"field {name!r} is missing or not of type {kind.__name__}", SCHEMA)
+        entry = cls(**{name: values[name] for name in _FIELDS})
+        try:
+            derived = key_digest(entry.key)
+            _ = entry.kernel, entry.arch
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadManifest(f"the stored key is not a key document: {error}", SCHEMA) from None
+        if derived != entry.digest:
+            raise BadManifest("the stored digest is not that of the stored key", SCHEMA)
+        return entry

@@ -1,0 +1,178 @@
+"""Step 3 of the path: look a key up. The answer is a value, `Hit` or `Miss` with a reason, never an exception.
+
+The artifact is read once; its size and digest are checked on the bytes that are handed on for loading. The stored
+key is compared with the asked one, whole. No link below the cache folder is followed.
+"""
+
+import dataclasses
+import enum
+import errno
+import os
+import stat
+
+from muse_jit.key.difference import difference
+from muse_jit.key.encoding import KeyDigest, content_digest, encode
+from muse_jit.key.kernel_key import KernelKey
+from muse_jit.store.entry import SCHEMA, BadManifest, Entry
+from muse_jit.store.layout import ARTIFACT, MANIFEST, Layout
+
+_MAX_BYTES = 1 << 30  # nothing this package publishes comes near; a larger file is not read into memory
+
+
+class Reason(enum.StrEnum):
+    """Why a look-up is a miss."""
+
+    ABSENT = "absent"
+    """There is no such entry."""
+    INCOMPLETE = "incomplete"
+    """The entry's folder is there but one of its files is not."""
+    TRUNCATED = "truncated"
+    """kernel.so has another size than the manifest says."""
+    BAD_DIGEST = "bad_digest"
+    """The bytes of kernel.so are not the published ones."""
+    BAD_MANIFEST = "bad_manifest"
+    """entry.json cannot be understood."""
+    WRONG_SCHEMA = "wrong_schema"
+    """entry.json is of another schema version."""
+    FOREIGN_KEY = "foreign_key"
+    """The entry is of another key than the one asked for."""
+    UNREADABLE = "unreadable"
+    """The operating system refused to read it."""
+    UNTRUSTED = "untrusted"
+    """The entry or the cache folder is owned or writable by somebody else, or a link stands in the way."""
+    UNLOADABLE = "unloadable"
+    """The bytes are the published ones and cannot be opened (found by the loader)."""
+    DISABLED = "disabled"
+    """The disk cache is off."""
+    REPLACED = "replaced"
+    """The entry is fine and was asked to be built anew."""
+
+
+TO_SET_ASIDE = frozenset(
+    {
+        Reason.INCOMPLETE,
+        Reason.TRUNCATED,
+        Reason.BAD_DIGEST,
+        Reason.BAD_MANIFEST,
+        Reason.FOREIGN_KEY,
+        Reason.UNLOADABLE,
+        Reason.REPLACED,
+    }
+)
+"""Reasons for which what is there is moved aside before the newly built entry takes its place."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """A verified entry with the very bytes that were verified."""
+
+    entry: Entry
+    artifact: bytes
+    inode: int | None = None
+    """Inode of the entry's folder; None for a kernel that was just built."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """No usable entry. `inode` is that of the entry's folder when there is one: only it may be set aside."""
+
+    reason: Reason
+    detail: str = ""
+    inode: int | None = None
+
+
+class _Unfit(Exception):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def find(layout: Layout, key: KernelKey) -> Hit | Miss:
+    """Look up one key. Reads two files, takes no lock, writes nothing, raises nothing."""
+    result = read_entry(layout, key.digest)
+    if isinstance(result, Hit) and encode(result.entry.key) != encode(key.document):
+        parts = "; ".join(map(str, difference(result.entry.key, key.document)[:3]))
+        return Miss(Reason.FOREIGN_KEY, f"the stored key differs: {parts}")
+    return result
+
+
+def read_entry(layout: Layout, digest: KeyDigest) -> Hit | Miss:
+    """Read and verify whatever is stored under a digest (for the tools, which have no key to compare)."""
+    inode = None
+    try:
+        root = os.stat(layout.root)
+        _check_owner(root, layout.root)
+        folder = os.open(layout.entry(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            inode = os.fstat(folder).st_ino
+            return _read(folder, digest, inode)
+        finally:
+            os.close(folder)
+    except _Unfit as unfit:
+        return Miss(unfit.reason, str(unfit), inode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) and inode is None:
+            return Miss(Reason.ABSENT)
+        reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
+        return Miss(reason, f"{error.strerror} ({layout.entry(digest)})", inode)
+
+
+def read_manifest(layout: Layout, digest: KeyDigest) -> Entry | Miss:
+    """The manifest alone, without reading the artifact: enough for listing."""
+    try:
+        folder = os.open(layout.entry(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return _manifest(folder, digest)
+        finally:
+            os.close(folder)
+    except _Unfit as unfit:
+        return Miss(unfit.reason, str(unfit))
+    except OSError as error:
+        return Miss(Reason.UNREADABLE, f"{error.strerror} ({layout.entry(digest)})")
+
+
+def _read(folder: int, digest: KeyDigest, inode: int) -> Hit:
+    entry = _manifest(folder, digest)
+    artifact = _bytes_of(folder, ARTIFACT)
+    if len(artifact) != entry.artifact_size:
+        raise _Unfit(Reason.TRUNCATED, f"{ARTIFACT} has {len(artifact)} bytes, published were {entry.artifact_size}")
+    if content_digest(artifact) != entry.artifact_digest:
+        raise _Unfit(Reason.BAD_DIGEST, f"the bytes of {ARTIFACT} are not the published ones")
+    return Hit(entry, artifact, inode)
+
+
+def _manifest(folder: int, digest: KeyDigest) -> Entry:
+    data = _bytes_of(folder, MANIFEST)
+    try:
+        entry = Entry.from_json(data)
+    except BadManifest as error:
+        other = error.schema is not None and error.schema != SCHEMA
+        raise _Unfit(Reason.WRONG_SCHEMA if other else Reason.BAD_MANIFEST, f"{MANIFEST}: {error}") from None
+    if entry.digest != digest:
+        raise _Unfit(Reason.FOREIGN_KEY, f"{MANIFEST} is of the key {entry.digest[:12]}")
+    return entry
+
+
+def _bytes_of(folder: int, name: str) -> bytes:
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        raise _Unfit(Reason.INCOMPLETE, f"{name} is missing") from None
+    except OSError as error:
+        reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
+        raise _Unfit(reason, f"{name}: {error.strerror}") from None
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _Unfit(Reason.UNTRUSTED, f"{name} is not a regular file")
+        _check_owner(status, name)
+        if status.st_size > _MAX_BYTES:
+            raise _Unfit(Reason.TRUNCATED, f"{name} has {status.st_size} bytes, which nothing published has")
+        return file.read()
+
+
+def _check_owner(status: os.stat_result, name: str) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _Unfit(Reason.UNTRUSTED, f"{name} belongs to user id {status.st_uid}")
+    if status.st_mode & 0o022:
+        raise _Unfit(Reason.UNTRUSTED, f"{name} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")

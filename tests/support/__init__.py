@@ -1,0 +1,1 @@
+"""Shared by tests: a kernel that compiles in milliseconds, and child processes."""
