@@ -47,9 +47,8 @@ def _run(command: click.Command, program: str) -> int:
         return _complain(program, str(error), UNUSABLE)
     except MuseJitError as error:
         return _complain(program, str(error), FAILED)
-    except BrokenPipeError:
-        # The reader went away ("muse-cache ls | head"): not an error, and nothing more to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # Without standalone mode click ends the process for one reason: the reader went away ("muse-cache ls | head").
         return OK
 
 

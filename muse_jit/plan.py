@@ -5,7 +5,8 @@ The command line and the vLLM plugin both plan here, so what is warmed is what i
 
 import dataclasses
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from muse_jit.constants.base import ConstantSet
@@ -168,16 +169,22 @@ def read_model(path: str) -> ModelConfig:
         raise UsageError(f"{path} has model_type {kind!r}; supported: muse_spark, muse_spark_text")
     if not isinstance(text, dict):
         raise UsageError(f"{path} has no text_config object")
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(ModelConfig):
-        if field.name == "name":
-            continue
-        value = text.get(field.name)
-        numbers = (int, float) if field.type is float else (int,)
-        if type(value) not in numbers or not value > 0:
-            raise UsageError(f"{path} needs a positive number {field.name} in its text config, not {value!r}")
-        values[field.name] = field.type(value) if callable(field.type) else value
-    return ModelConfig(name=str(path), **values)
+    return ModelConfig(
+        name=str(path),
+        hidden_size=_positive(path, text, "hidden_size", int),
+        num_attention_heads=_positive(path, text, "num_attention_heads", int),
+        head_dim=_positive(path, text, "head_dim", int),
+        rms_norm_eps=_positive(path, text, "rms_norm_eps", float),
+        post_norm_eps=_positive(path, text, "post_norm_eps", float),
+    )
+
+
+def _positive(path: str, text: dict[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
+    value: Any = text.get(name)
+    if type(value) not in (int, float) or not 0 < value < math.inf or kind(value) != value:
+        word = "whole" if kind is int else "finite"
+        raise UsageError(f"{path} needs a positive {word} number {name} in its text config, not {value!r}")
+    return kind(value)
 
 
 def read_plan(path: str, arches: Iterable[str] = ()) -> Plan:

@@ -6,7 +6,6 @@ where a specialisation could be described, and no hand-written hash that could f
 
 import dataclasses
 import enum
-import functools
 import math
 import types
 import typing
@@ -34,6 +33,9 @@ class ConstantSet:
     family: ClassVar[str] = ""
     """The kernel family that this set specialises, as it is registered."""
 
+    _identity: ClassVar[tuple[Any, ...]]  # of each instance; a class variable to dataclass, so that it is no field
+    _hash: ClassVar[int]
+
     def __post_init__(self) -> None:
         identity = []
         for name, allowed in field_types(type(self)).items():
@@ -53,10 +55,10 @@ class ConstantSet:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return type(self) is type(other) and self._identity == other._identity  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined,no-any-return]
+        return self._hash
 
     def as_dict(self) -> dict[str, Any]:
         """Field name to value; enum members by value, tuples as lists: what JSON can hold."""
@@ -94,13 +96,21 @@ class ConstantSet:
             self.refuse(field, "it must be finite and positive")
 
 
-@functools.cache
+_field_types: dict[type, dict[str, tuple[Any, ...]]] = {}
+
+
 def field_types(cls: type[ConstantSet]) -> dict[str, tuple[Any, ...]]:
-    """Field name to the tuple of types (or tuple aliases) its value may have, in field order.
+    """Field name to the tuple of types (or tuple aliases) its value may have, in field order; worked out once.
 
     Raises:
         ConstantsError: a field is annotated with something outside the closed list.
     """
+    if cls not in _field_types:
+        _field_types[cls] = _read_field_types(cls)
+    return _field_types[cls]
+
+
+def _read_field_types(cls: type[ConstantSet]) -> dict[str, tuple[Any, ...]]:
     if cls.__eq__ is not ConstantSet.__eq__:
         # A subclass decorated without eq=False got dataclass's comparison, in which 1 == True == 1.0.
         cls.__eq__ = ConstantSet.__eq__  # type: ignore[method-assign]

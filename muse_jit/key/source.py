@@ -140,7 +140,7 @@ class _Walk:
 
     def _below(self, parent: Any, name: str) -> Any:
         """A submodule. `PathFinder` would ask sys.modules for the parent of a nested namespace package."""
-        namespace = None
+        portions: list[str] = []
         for location in (parent.submodule_search_locations or ()) if parent is not None else ():
             if location not in self._finders:
                 self._finders[location] = _path_entry_finder(location)
@@ -148,9 +148,11 @@ class _Walk:
             spec = finder.find_spec(name) if finder is not None else None
             if spec is not None and spec.loader is not None:
                 return spec
-            if spec is not None:
-                namespace = namespace or ModuleSpec(name, None, is_package=True)
-                namespace.submodule_search_locations += spec.submodule_search_locations or []
+            portions += (spec.submodule_search_locations or []) if spec is not None else []
+        if not portions:
+            return None
+        namespace = ModuleSpec(name, None, is_package=True)
+        namespace.submodule_search_locations = portions
         return namespace
 
 

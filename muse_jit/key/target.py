@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+from typing import Any
 
 from muse_jit.errors import TargetError
 
@@ -83,16 +84,16 @@ def device_arch(ordinal: int = 0) -> str:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise TargetError(f"no GPU architecture was named and there is no CUDA driver to ask; {remedy}") from None
-    device, numbers = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
-    steps = (
-        lambda: driver.cuInit(0),
-        lambda: driver.cuDeviceGet(ctypes.byref(device), ordinal),
-        lambda: driver.cuDeviceGetAttribute(ctypes.byref(numbers[0]), _MAJOR, device),
-        lambda: driver.cuDeviceGetAttribute(ctypes.byref(numbers[1]), _MINOR, device),
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    steps: tuple[tuple[Any, ...], ...] = (
+        (driver.cuInit, 0),
+        (driver.cuDeviceGet, ctypes.byref(device), ordinal),
+        (driver.cuDeviceGetAttribute, ctypes.byref(major), _MAJOR, device),
+        (driver.cuDeviceGetAttribute, ctypes.byref(minor), _MINOR, device),
     )
-    for step in steps:
-        if code := step():
+    for call, *arguments in steps:
+        if code := call(*arguments):
             raise TargetError(
                 f"no GPU architecture was named and the CUDA driver has no device {ordinal} (error {code}); {remedy}"
             )
-    return arch_of_capability((numbers[0].value, numbers[1].value))
+    return arch_of_capability((major.value, minor.value))

@@ -161,14 +161,17 @@ def _bytes_of(folder: int, name: str) -> bytes:
     except OSError as error:
         reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
         raise _Unfit(reason, f"{name}: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise _Unfit(Reason.UNTRUSTED, f"{name} is not a regular file")
         _check_owner(status, name)
         if status.st_size > _MAX_BYTES:
             raise _Unfit(Reason.TRUNCATED, f"{name} has {status.st_size} bytes, which nothing published has")
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _check_owner(status: os.stat_result, name: str) -> None:

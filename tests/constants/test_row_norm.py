@@ -40,11 +40,12 @@ def test_impossible_sets_are_refused_by_field(change, field):
 def test_every_field_is_documented_in_the_source():
     import ast
     import inspect
+    import itertools
 
     body = ast.parse(inspect.getsource(RowNormConstants)).body[0].body
     documented = {
         before.target.id
-        for before, after in zip(body, body[1:], strict=False)
+        for before, after in itertools.pairwise(body)
         if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
     }
     assert documented >= {f.name for f in dataclasses.fields(RowNormConstants)}

@@ -158,5 +158,6 @@ def test_the_digest_does_not_change_when_the_kernel_was_imported():
 
 
 def test_the_digest_is_the_same_from_another_folder(tmp_path):
-    code = "import os; os.chdir('/'); from muse_jit.key.source import source_of\nprint(source_of('support.toy:build').digest)"
-    assert run(code, PYTHONHASHSEED=3).strip() == source_of("support.toy:build").digest
+    code = "import os; os.chdir('/')\nfrom muse_jit.key.source import source_of\n"
+    out = run(code + "print(source_of('support.toy:build').digest)", PYTHONHASHSEED=3)
+    assert out.strip() == source_of("support.toy:build").digest

@@ -171,7 +171,7 @@ def test_runtime_library_from_the_flavour_or_the_setting(tmp_path):
     path = _site(tmp_path / "b")
     assert pathlib.Path(runtime_library(12, path=path)).read_text() == "runtime 12"
     other = tmp_path / "libcute_dsl_runtime.so"
-    with pytest.raises(ToolchainError, match="MUSE_JIT_RUNTIME_LIB is .* not a file"):
+    with pytest.raises(ToolchainError, match=r"MUSE_JIT_RUNTIME_LIB is .* not a file"):
         runtime_library(13, str(other), path=path)
     other.write_text("x")
     assert runtime_library(13, str(other), path=path) == str(other)

@@ -35,6 +35,15 @@ def run(code, *, block=(), timeout=120, **variables):
     return out
 
 
+def alive(pid):
+    """Whether a process runs; one that ended and was not collected yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def command(name, *arguments, block=(), timeout=120, **variables):
     """Run a console script's entry; returns (exit code, standard output, standard error)."""
     module = {"muse-jit": "muse_jit.cli", "muse-cache": "cache_tools.cli"}[name]

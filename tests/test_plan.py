@@ -1,0 +1,150 @@
+import json
+
+import pytest
+
+from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.errors import ConstantsError, UsageError
+from muse_jit.plan import MUSE_SPARK, Deployment, make_plan, read_model, read_plan
+
+TEXT = {
+    "model_type": "muse_spark_text",
+    "hidden_size": 8192,
+    "num_attention_heads": 128,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "post_norm_eps": 1e-08,
+}
+
+
+def _norm(arch, eps):
+    return {"kernel": "row_norm", "arch": arch, "constants": {"hidden": 8, "eps": eps, "has_weight": False}}
+
+
+def _config(tmp_path, document):
+    path = tmp_path / "config.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def test_the_first_layer_needs_both_embedding_types():
+    plan = make_plan(Deployment(), ["sm_90a"])
+    norms = [p.constants for p in plan.kernels if isinstance(p.constants, RowNormConstants)]
+    common = {
+        "hidden": 8192, "eps": 1e-5, "has_weight": True, "weight_dtype": "bf16", "weight_before_norm": False,
+        "gain_center": 1.0, "out_dtype": "bf16", "stream": True, "aux": False, "enable_pdl": True,
+        "release_early": True, "order": "triton-3.8",
+    }  # fmt: skip
+    assert [n.as_dict() for n in norms] == [{**common, "x_fp32": False}, {**common, "x_fp32": True}]
+
+
+@pytest.mark.parametrize(
+    ("tp", "families"),
+    [
+        (1, {"row_norm", "dual_norm"}),
+        (2, {"row_norm", "all_reduce_dual_norm"}),
+        (4, {"row_norm", "all_reduce_dual_norm"}),
+        (8, {"row_norm", "small_m_gemm", "all_reduce_dual_norm"}),
+        (16, {"row_norm", "dual_norm"}),
+    ],
+)
+def test_families_by_tensor_parallel_size(tp, families):
+    plan = make_plan(Deployment(tp=tp), ["sm_90a"])
+    assert {p.constants.family for p in plan.kernels} | {name for name, _ in plan.unavailable} == families
+
+
+def test_options_reach_the_constants():
+    plan = make_plan(Deployment(order="triton-3.6", pdl=False), ["sm_100a", "sm_100a"])
+    assert {p.arch for p in plan.kernels} == {"sm_100a"}
+    assert all(p.constants.order == "triton-3.6" and not p.constants.enable_pdl for p in plan.kernels[:2])
+
+
+@pytest.mark.parametrize(
+    ("deployment", "message"),
+    [
+        ({"tp": 3}, "tensor parallel size 3; allowed: 1, 2, 4, 8, 16"),
+        ({"tp": 0}, "tensor parallel size 0"),
+        ({"order": "cublas"}, "order 'cublas'; allowed: triton-3.8"),
+        ({"sum_order": "ring"}, "sum_order 'ring'; allowed: mnnvl, node-local"),
+        ({"rows": (0,)}, "each must be from 1 to 64"),
+        ({"rows": (65,)}, "each must be from 1 to 64"),
+        ({"rows": ()}, "each must be from 1 to 64"),
+    ],
+)
+def test_wrong_deployments_say_what_is_allowed(deployment, message):
+    with pytest.raises(UsageError, match=message):
+        make_plan(Deployment(**deployment), ["sm_90a"])
+
+
+@pytest.mark.parametrize("document", [TEXT, {"model_type": "muse_spark", "text_config": TEXT, "vision_config": {}}])
+def test_a_hugging_face_config_gives_the_built_in_numbers(tmp_path, document):
+    path = _config(tmp_path, document)
+    model = read_model(path)
+    assert model.name == path
+    assert model.__dict__ | {"name": "muse-spark"} == MUSE_SPARK.__dict__
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ({"model_type": "llama"}, "model_type 'llama'; supported: muse_spark, muse_spark_text"),
+        ({}, "model_type None"),
+        ({"model_type": "muse_spark"}, "has no text_config object"),
+        ({**TEXT, "hidden_size": None}, "needs a positive whole number hidden_size in its text config, not None"),
+        ({**TEXT, "hidden_size": 8192.5}, "positive whole number hidden_size"),
+        ({**TEXT, "hidden_size": True}, "positive whole number hidden_size"),
+        ({**TEXT, "num_attention_heads": -1}, "positive whole number num_attention_heads"),
+        ({**TEXT, "rms_norm_eps": "1e-5"}, "positive finite number rms_norm_eps"),
+        ('{"model_type": "muse_spark_text", "hidden_size": Infinity}', "positive whole number hidden_size"),
+    ],
+)
+def test_a_wrong_config_gets_one_clear_line(tmp_path, document, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        read_model(_config(tmp_path, document))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_parallel_size_that_does_not_divide(tmp_path):
+    model = read_model(_config(tmp_path, {**TEXT, "num_attention_heads": 12}))
+    with pytest.raises(UsageError, match="8 does not divide the 12 attention heads"):
+        make_plan(Deployment(model, tp=8), ["sm_90a"])
+
+
+def test_numbers_no_kernel_can_have(tmp_path):
+    model = read_model(_config(tmp_path, {**TEXT, "hidden_size": 8190}))
+    with pytest.raises(ConstantsError, match="hidden is 8190"):
+        make_plan(Deployment(model), ["sm_90a"])
+
+
+def test_a_written_plan_reads_back_the_same(tmp_path):
+    plan = make_plan(Deployment(tp=8), ["sm_90a", "sm_103a"])
+    path = _config(tmp_path, plan.as_dict())
+    again = read_plan(path)
+    assert again == plan
+    assert {p.arch for p in read_plan(path, ["sm_120a"]).kernels} == {"sm_120a"}
+    assert len(read_plan(path, ["sm_120a"]).kernels) == len(plan.kernels) // 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "not a plan of schema 1"),
+        ({"kernels": {}}, "not a plan of schema 1"),
+        ({"kernels": [{}]}, "kernel 0: kernel, arch and constants are needed"),
+        ({"kernels": [{"kernel": "nope", "arch": "sm_90a", "constants": {}}]}, "kernel 0: no kernel family 'nope'"),
+        ({"kernels": [_norm("sm_1", 1.0)]}, "kernel 0: GPU architecture 'sm_1'"),
+        ({"kernels": [_norm("sm_90a", 1)]}, "kernel 0: RowNormConstants.eps is 1"),
+    ],
+)
+def test_a_wrong_plan_file_names_the_item(tmp_path, change, message):
+    document = {**make_plan(Deployment(), ["sm_90a"]).as_dict(), **change}
+    with pytest.raises((UsageError, ConstantsError), match=message):
+        read_plan(_config(tmp_path, document))
+
+
+def test_only_one_family():
+    plan = make_plan(Deployment(tp=8), ["sm_90a"])
+    assert {p.constants.family for p in plan.only("row_norm").kernels} == {"row_norm"}
+    with pytest.raises(UsageError, match="no kernel of family 'gemm'; it has: "):
+        plan.only("gemm")
