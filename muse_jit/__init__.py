@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 # Name to module. Text, so that neither the import nor a kernel's source digest reaches further than it must.
 _LAZY = {
     "ConstantSet": "muse_jit.constants.base",
+    "DualNormConstants": "muse_jit.constants.dual_norm",
     "RowNormConstants": "muse_jit.constants.row_norm",
     "JitService": "muse_jit.service",
     "KernelKey": "muse_jit.key.kernel_key",

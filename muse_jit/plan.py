@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from muse_jit.constants.base import ConstantSet
+from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import ConstantsError, UsageError
 from muse_jit.kernels.registry import family_named
@@ -21,6 +22,8 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 
 ORDERS = ("triton-3.8", "triton-3.6")
 SUM_ORDERS = ("mnnvl", "node-local")
+FLASHINFER_ARCHES = ("sm_100a", "sm_103a")
+"""Where vLLM 0.33.0 takes the attention boundary's norms from FlashInfer (its gate: capabilities 10.0, 10.3, 10.7)."""
 
 # What each tensor parallel size launches beside the row norm. Families without constants yet are `unavailable`.
 _BOUNDARY = {
@@ -120,8 +123,13 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
     if not deployment.rows or not all(1 <= r <= ROWS[-1] for r in deployment.rows):
         raise UsageError(f"rows {list(deployment.rows)}; each must be from 1 to {ROWS[-1]}")
     checked = tuple(dict.fromkeys(check_arch(a) for a in arches))
-    kernels = tuple(Planned(c, arch) for arch in checked for c in layer_front(deployment))
-    unavailable = tuple((family, "this version cannot build it yet") for family in _BOUNDARY[tp])
+    kernels = [Planned(c, arch) for arch in checked for c in layer_front(deployment)]
+    unavailable = []
+    for family in _BOUNDARY[tp]:
+        if family == "dual_norm":
+            kernels += [Planned(attention_boundary(deployment, arch), arch) for arch in checked]
+        else:
+            unavailable.append((family, "this version cannot build it yet"))
     origin = {
         "model": model.name,
         "tp": tp,
@@ -130,7 +138,7 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
         "sum_order": deployment.sum_order,
         "pdl": deployment.pdl,
     }
-    return Plan(kernels, unavailable, origin)
+    return Plan(tuple(kernels), tuple(unavailable), origin)
 
 
 def layer_front(deployment: Deployment) -> tuple[RowNormConstants, RowNormConstants]:
@@ -154,6 +162,22 @@ def layer_front(deployment: Deployment) -> tuple[RowNormConstants, RowNormConsta
         for x_fp32 in (False, True)
     )
     return first, second
+
+
+def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
+    """The standalone dual norm after the attention's all-reduce: post_attn_norm without weight, gates by channel,
+    pre_ffn_norm with a zero-centred weight after it.
+
+    On sm_100 and sm_103 stock runs FlashInfer's kernel, whatever Triton is installed; elsewhere Triton's.
+    """
+    return DualNormConstants(
+        hidden=deployment.model.hidden_size,
+        post_eps=deployment.model.post_norm_eps,
+        next_eps=deployment.model.rms_norm_eps,
+        next_gain_center=1.0,
+        enable_pdl=deployment.pdl,
+        order="flashinfer-0.7" if arch in FLASHINFER_ARCHES else deployment.order,
+    )
 
 
 def read_model(path: str) -> ModelConfig:

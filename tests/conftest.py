@@ -6,10 +6,12 @@ from muse_jit.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch):
+def _no_settings_from_outside(monkeypatch, request):
+    """Tests on a GPU keep them: they use the machine's cache, which may have been filled elsewhere."""
     import os
 
-    for name in list(os.environ):
+    gpu = request.node.get_closest_marker("gpu") or request.node.get_closest_marker("multigpu")
+    for name in [] if gpu else list(os.environ):
         if name.startswith(("MUSE_JIT_", "VLLM_", "CUTE_DSL_")) or name == "CC":
             monkeypatch.delenv(name)
 

@@ -86,6 +86,19 @@ def test_a_fresh_process_loads_every_kernel_without_the_compiler(filled):
     assert out.strip() == f"{count} {count} []", err
 
 
+def test_a_kernel_is_rebuilt_byte_for_byte_from_its_entry_alone(tmp_path, filled):
+    stored = [json.loads(path.read_text()) for path in filled[0].glob("entries-v1/*/*/entry.json")]
+    kernels = [{"kernel": e["key"]["kernel"], "arch": "sm_90a", "constants": e["key"]["constants"]} for e in stored]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"schema": 1, "kernels": kernels}))
+    cache = tmp_path / "cache"
+    code, out, err = command("muse-jit", "warmup", "--plan", plan, "--json", "--cache-dir", cache)
+    assert code == 0, err
+    assert {k["digest"] for k in json.loads(out)["kernels"]} == {e["digest"] for e in stored}
+    again = [json.loads(path.read_text()) for path in cache.glob("entries-v1/*/*/entry.json")]
+    assert {e["artifact_digest"] for e in again} == {e["artifact_digest"] for e in stored}
+
+
 def test_a_dry_run_changes_nothing(tmp_path, filled):
     cache = tmp_path / "cache"
     code, out, _ = command("muse-jit", "warmup", "--arch", "sm_90a", "--dry-run", "--json", "--cache-dir", cache)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import ConstantsError, UsageError
 from muse_jit.plan import MUSE_SPARK, Deployment, make_plan, read_model, read_plan
@@ -56,6 +57,16 @@ def test_options_reach_the_constants():
     plan = make_plan(Deployment(order="triton-3.6", pdl=False), ["sm_100a", "sm_100a"])
     assert {p.arch for p in plan.kernels} == {"sm_100a"}
     assert all(p.constants.order == "triton-3.6" and not p.constants.enable_pdl for p in plan.kernels[:2])
+
+
+@pytest.mark.parametrize(
+    ("arch", "order"),
+    [("sm_90a", "triton-3.6"), ("sm_100a", "flashinfer-0.7"), ("sm_103a", "flashinfer-0.7"), ("sm_120a", "triton-3.6")],
+)
+def test_the_attention_boundary_follows_stock_by_architecture(arch, order):
+    plan = make_plan(Deployment(tp=16, order="triton-3.6"), [arch])
+    (boundary,) = [p.constants for p in plan.kernels if p.constants.family == "dual_norm"]
+    assert boundary == DualNormConstants(8192, 1e-8, next_eps=1e-5, next_gain_center=1.0, order=order)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 base      what all have in common: exact types, identity, plain-value form
 row_norm  RowNormConstants
+dual_norm DualNormConstants
 
 Nothing is imported here: a kernel's source digest covers what it imports, and one family's constants must not make
 another family recompile.

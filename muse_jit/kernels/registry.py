@@ -12,6 +12,7 @@ arguments that calls `register_kernel`.
 import dataclasses
 
 from muse_jit.constants.base import ConstantSet, field_types
+from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import UsageError
 
@@ -93,3 +94,4 @@ def _load_entry_points() -> None:
 
 
 register_kernel("row_norm", RowNormConstants, "muse_jit.kernels.row_norm:build")
+register_kernel("dual_norm", DualNormConstants, "muse_jit.kernels.dual_norm:build")

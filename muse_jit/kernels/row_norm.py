@@ -1,12 +1,17 @@
-"""Row norm: out = x * rsqrt(mean(x^2) + eps) * (weight + gain), one CTA per row, and FP32 copies of x beside it.
+"""Row norm: out = x * rsqrt(mean(x^2) + eps) * (weight + gain) by rows, and FP32 copies of x beside it.
 
 The result equals, bit for bit, what the stock Triton kernel gives on the same architecture, up to hidden 8192: the row
 is padded with zeros to a power of two, as there (read from Triton 3.8.0 PTX at 64, 1000, 4096, 7168 and 8192). Wider
-rows stock sums tile by tile; here they are one tile, and no bits are promised. The kernel is bound by latency: launch,
-one round of loads, two reductions. So a thread issues all its loads before it uses any, weights even before it waits
-for the previous grid, and the order of operations is the only thing taken from stock.
+rows stock sums tile by tile; here they are one tile, and no bits are promised.
+
+The kernel is bound by latency: launch, one round of loads, two reductions. So a thread issues all its loads before it
+uses any, weights even before it waits for the previous grid. And few rows leave most of the GPU idle while one SM,
+which moves about 64 bytes a cycle, writes a row's 48 KiB. So a small batch gives each row to several CTAs: all of
+them read and sum the whole row (again from L2, the same bits), and each writes its share of the results. They need
+not talk to each other. Measured on an H200: benchmarks/notes.md.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Int32, Int64, cute
@@ -15,6 +20,9 @@ from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.kernels import build as building
 from muse_jit.kernels import exact, memory, reduction
 from muse_jit.kernels.exact import F32
+
+SPREAD_CTAS = 128
+"""Rows are spread over more CTAs up to so many in all: one wave on 132 SMs (H100, H200) and on 148 (B200)."""
 
 MAX_THREADS = 256
 """Triton's launch: 8 warps for one row. The cross-warp part of the sum is defined by it."""
@@ -58,77 +66,60 @@ class _RowNorm:
     @cute.jit
     def __call__(self, *operands_and_stream: Any) -> None:
         operands = operands_and_stream[:-1]
+        rows = cute.size(operands[0], mode=[0])
         self.kernel(operands).launch(
-            grid=(cute.size(operands[0], mode=[0]), 1, 1),
+            grid=(rows, self.parts(rows), 1),
             block=(self.threads, 1, 1),
             stream=operands_and_stream[-1],
             use_pdl=self.constants.enable_pdl,
         )
 
+    def parts(self, rows: Int32) -> Int32:
+        """How many CTAs share a row: 4 or 2 while all of them fit the GPU at once, else 1; host code."""
+        parts = Int32(1)
+        for count in (2, 4):
+            if count <= self.repeats:
+                parts = parts + Int32(rows * count <= SPREAD_CTAS) * Int32(count // 2)
+        return parts
+
     @cute.kernel
     def kernel(self, operands: tuple[Any, ...]) -> None:
-        self.trace(*operands)
+        self.trace(operands)
 
-    def trace(self, *operands: Any) -> None:
+    def trace(self, operands: tuple[Any, ...]) -> None:
         """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
         c = self.constants
-        remaining = iter(operands)
-        x_tensor = next(remaining)
-        weight_tensor = next(remaining) if c.has_weight else None
-        out_tensor, *copies = remaining
-
-        thread = Int32(cute.arch.thread_idx()[0])
-        row = Int64(cute.arch.block_idx()[0])
-        column = thread * Int32(self.width)
-        inside = [self.inside(r, column) for r in range(self.repeats)]
-
-        def base(tensor: Any, bf16: bool, row: Int64 | None) -> Int64:
-            """Byte address of this thread's first column; 64 bits, for rows * hidden may pass 2^31."""
-            address: Int64 = tensor.iterator.toint() + Int64(column) * Int64(memory.element_bytes(bf16))
-            return address if row is None else address + row * Int64(c.hidden * memory.element_bytes(bf16))
-
-        def load_all(address: Int64, bf16: bool) -> list[memory.Words]:
-            pitch = self.step * memory.element_bytes(bf16)
-            return [
-                memory.load(address, r * pitch, self.width, bf16=bf16, inside=inside[r]) for r in range(self.repeats)
-            ]
+        x_tensor, *rest = operands
+        weight_tensor = rest.pop(0) if c.has_weight else None
+        out_tensor, *copies = rest
+        place = _Place(self)
 
         # Weights never come from the previous grid, so they travel while it finishes. Everything else waits.
-        weight_bf16, out_bf16 = c.weight_dtype == "bf16", c.out_dtype == "bf16"
         weight_words = []
         if weight_tensor is not None:
-            weight_words = load_all(base(weight_tensor, weight_bf16, None), weight_bf16)
-        if c.enable_pdl:
-            cute.arch.griddepcontrol_wait()
-        if c.release_early:
-            cute.arch.griddepcontrol_launch_dependents()
-        x_words = load_all(base(x_tensor, not c.x_fp32, row), not c.x_fp32)
-
-        x = [words.fp32() for words in x_words]
-        copy_bases = [base(tensor, False, row) for tensor in copies]
-        for r in range(self.repeats):
-            for address in copy_bases:
-                memory.store(address, r * self.step * 4, x[r], bf16=False, inside=inside[r])
+            needed = place.inside if c.weight_before_norm else place.written
+            weight_words = place.load(weight_tensor, needed, bf16=c.weight_dtype == "bf16", row=False)
+        self.wait()
+        x = [words.fp32() for words in place.load(x_tensor, place.inside, bf16=not c.x_fp32)]
+        for tensor in copies:
+            place.store(tensor, x, bf16=False)
         gain = [self.gain(words.fp32()) for words in weight_words]
         if c.weight_before_norm:
             x = [exact.mul_all(part, g, packed=self.packed) for part, g in zip(x, gain, strict=True)]
 
         values = [value for part in x for value in part]
-        scale = self.scale(values + [Float32(0.0)] * (self.padding - len(values)), thread)
-        out_base = base(out_tensor, out_bf16, row)
-        for r in range(self.repeats):
-            y = exact.mul_all(x[r], [scale] * self.width, packed=self.packed)
-            if c.has_weight and not c.weight_before_norm:
-                y = exact.mul_all(y, gain[r], packed=self.packed)
-            pitch = self.step * memory.element_bytes(out_bf16)
-            memory.store(out_base, r * pitch, y, bf16=out_bf16, inside=inside[r])
+        scale = self.scale(values + [Float32(0.0)] * (self.padding - len(values)), place.thread)
+        y = [exact.mul_all(part, [scale] * self.width, packed=self.packed) for part in x]
+        if c.has_weight and not c.weight_before_norm:
+            y = [exact.mul_all(part, g, packed=self.packed) for part, g in zip(y, gain, strict=True)]
+        place.store(out_tensor, y, bf16=c.out_dtype == "bf16")
 
-    def inside(self, r: int, column: Int32) -> Int32 | None:
-        """Whether repeat r of this thread lies in the row; None where it does for every thread (all of 8192)."""
-        first = r * self.step
-        if first + self.step <= self.constants.hidden:
-            return None
-        return Int32(column < Int32(self.constants.hidden - first))
+    def wait(self) -> None:
+        """Wait for the previous grid, and let the next one start, as far as the constants say."""
+        if self.constants.enable_pdl:
+            cute.arch.griddepcontrol_wait()
+        if self.constants.release_early:
+            cute.arch.griddepcontrol_launch_dependents()
 
     def gain(self, weight: F32) -> F32:
         """rn(weight + gain_center). Kept for a gain of 0.0 too: it turns a weight of -0.0 into +0.0, as stock does."""
@@ -153,6 +144,46 @@ class _RowNorm:
         if self.order == "two_lanes_fused":
             return reduction.squares_two_lanes_fused(x, packed=self.packed)
         return reduction.squares_two_lanes(x, packed=self.packed)
+
+
+class _Place:
+    """Where one thread works: its row, its columns, which of its repeats lie inside the row, and which it writes."""
+
+    def __init__(self, norm: _RowNorm) -> None:
+        self.norm = norm
+        self.thread = Int32(cute.arch.thread_idx()[0])
+        self.row = Int64(cute.arch.block_idx()[0])
+        self.column = self.thread * Int32(norm.width)
+        self.inside = [self._inside(r) for r in range(norm.repeats)]
+        part, parts = Int32(cute.arch.block_idx()[1]), Int32(cute.arch.grid_dim()[1])
+        mine = [Int32((Int32(r) & (parts - Int32(1))) == part) for r in range(norm.repeats)]
+        self.written = [m if i is None else m & i for m, i in zip(mine, self.inside, strict=True)]
+
+    def load(self, tensor: Any, needed: Sequence[Int32 | None], *, bf16: bool, row: bool = True) -> list[memory.Words]:
+        """Issue the loads of this thread's columns of its row, or of a vector of the row's width, where needed."""
+        base, pitch = self._address(tensor, bf16, row), self.norm.step * memory.element_bytes(bf16)
+        return [
+            memory.load(base, r * pitch, self.norm.width, bf16=bf16, inside=inside) for r, inside in enumerate(needed)
+        ]
+
+    def store(self, tensor: Any, values: list[F32], *, bf16: bool) -> None:
+        """Write this thread's columns of its row, as far as they are this CTA's to write."""
+        base, pitch = self._address(tensor, bf16, True), self.norm.step * memory.element_bytes(bf16)
+        for r, written in enumerate(self.written):
+            memory.store(base, r * pitch, values[r], bf16=bf16, inside=written)
+
+    def _address(self, tensor: Any, bf16: bool, row: bool) -> Int64:
+        """Byte address of this thread's first column; 64 bits, for rows * hidden may pass 2^31."""
+        size = memory.element_bytes(bf16)
+        address: Int64 = tensor.iterator.toint() + Int64(self.column) * Int64(size)
+        return address + self.row * Int64(self.norm.constants.hidden * size) if row else address
+
+    def _inside(self, r: int) -> Int32 | None:
+        """Whether repeat r of this thread lies in the row; None where it does for every thread (all of 8192)."""
+        first = r * self.norm.step
+        if first + self.norm.step <= self.norm.constants.hidden:
+            return None
+        return Int32(self.column < Int32(self.norm.constants.hidden - first))
 
 
 def _order(constants: RowNormConstants, arch: str) -> str:

@@ -66,7 +66,7 @@ class Entry:
 
     def to_json(self) -> bytes:
         """The bytes of entry.json."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        return json.dumps(dataclasses.asdict(self), indent=1).encode() + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes) -> "Entry":

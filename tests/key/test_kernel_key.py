@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import UsageError
 from muse_jit.kernels.registry import families
@@ -19,6 +20,7 @@ TOOLCHAIN = {
 }
 CONSTANTS = {
     "row_norm": RowNormConstants(hidden=8192, eps=1e-5, has_weight=True, gain_center=1.0, stream=True),
+    "dual_norm": DualNormConstants(8192, 1e-8, "before", 1.0, next_eps=1e-5, next_gain_center=1.0),
 }
 
 # Another value for each field, possible beside the values above.
@@ -38,9 +40,31 @@ OTHER = {
         "release_early": True,
         "order": "triton-3.6",
     },
+    "dual_norm": {
+        "hidden": 4096,
+        "post_eps": 1e-6,
+        "post_weight": "after",
+        "post_gain_center": 0.0,
+        "gate": "scalar",
+        "alpha_tensor": False,
+        "alpha": 0.5,
+        "next_eps": 1e-6,
+        "next_has_weight": False,
+        "next_weight_before": True,
+        "next_gain_center": 0.0,
+        "out_dtype": "fp32",
+        "enable_pdl": False,
+        "release_early": True,
+        "order": "flashinfer-0.7",
+        "ctas_per_row": 4,
+    },
 }
 # What has to change along so that the set is possible at all.
-ALONG = {("row_norm", "has_weight"): {"gain_center": 0.0}}
+ALONG = {
+    ("row_norm", "has_weight"): {"gain_center": 0.0},
+    ("dual_norm", "alpha"): {"alpha_tensor": False},
+    ("dual_norm", "next_has_weight"): {"next_gain_center": 0.0},
+}
 
 
 def _key(**changes):

@@ -1,9 +1,9 @@
 """Runs the PTX of a norm kernel on numpy arrays: all threads of all CTAs in lock step, one instruction at a time.
 
 It knows the part of PTX that such kernels use and raises `PtxError` on everything else, so a new instruction never
-passes unnoticed; wrong memory accesses and missing barriers raise too (`ptx_memory`). An instruction without a
-rounding mode is run as written, one rounding each; what the assembler may fuse is for a test to look at. Branches
-must be uniform.
+passes unnoticed; wrong memory accesses and missing barriers raise too (`ptx_memory`, `ptx_cluster`). An instruction
+without a rounding mode is run as written, one rounding each; what the assembler may fuse is for a test to look at.
+Branches must be uniform.
 """
 
 import re
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from oracle import fp32
+from oracle.ptx_access import MemoryInstructions
+from oracle.ptx_cluster import Cluster
 from oracle.ptx_memory import BASE, DTYPES, GAP, Array, Memory
 from oracle.ptx_text import Kernel, PtxError, operands_of
 
@@ -27,19 +29,32 @@ INTEGER: dict[str, Any] = {
 FLOAT: dict[str, Any] = {"mul": fp32.mul, "add": fp32.add, "fma": fp32.fma}
 
 
-def run(kernel: Kernel, arguments: list[Any], ctas: int, rsqrt: Callable[[Array], Array] = fp32.rsqrt) -> None:
-    """Run `ctas` CTAs. Array arguments are global memory and are written in place; numbers are scalar parameters."""
+def run(
+    kernel: Kernel,
+    arguments: list[Any],
+    ctas: int,
+    rsqrt: Callable[[Array], Array] = fp32.rsqrt,
+    *,
+    y: tuple[int, int] = (0, 1),
+) -> None:
+    """Run `ctas` CTAs of one value of (%ctaid.y, %nctaid.y), so that a kernel may branch by it.
+
+    Array arguments are global memory and are written in place; numbers are scalar parameters.
+    """
     if len(arguments) != len(kernel.parameters):
         raise PtxError(f"{len(kernel.parameters)} parameters, {len(arguments)} arguments")
-    _Run(kernel, arguments, ctas, rsqrt).go()
+    _Run(kernel, arguments, ctas, rsqrt, y).go()
 
 
-class _Run:
-    def __init__(self, kernel: Kernel, arguments: list[Any], ctas: int, rsqrt: Callable[[Array], Array]) -> None:
+class _Run(MemoryInstructions):
+    def __init__(
+        self, kernel: Kernel, arguments: list[Any], ctas: int, rsqrt: Callable[[Array], Array], y: tuple[int, int]
+    ) -> None:
         self.kernel, self.rsqrt = kernel, rsqrt
         self.shape = (ctas, kernel.threads)
         buffers = {i: a.reshape(-1).view(np.uint8) for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
         self.memory = Memory(buffers, ctas, kernel.threads, kernel.shared_bytes)
+        self.cluster = Cluster(self.memory, ctas, kernel.cluster)
         self.parameters = {
             name: BASE + i * GAP if i in buffers else int(np.float32(a).view(np.uint32)) if type(a) is float else a
             for i, (name, a) in enumerate(zip(kernel.parameters, arguments, strict=True))
@@ -47,8 +62,9 @@ class _Run:
         self.scopes: list[dict[str, Any]] = [{}]
         grid = np.arange(ctas)[:, None]
         self.special = {
-            "%tid.x": np.arange(kernel.threads), "%tid.y": 0, "%tid.z": 0, "%ctaid.x": grid, "%ctaid.y": 0,
-            "%ctaid.z": 0, "%ntid.x": kernel.threads, "%nctaid.x": ctas, "%laneid": np.arange(kernel.threads) % 32,
+            "%tid.x": np.arange(kernel.threads), "%tid.y": 0, "%tid.z": 0, "%laneid": np.arange(kernel.threads) % 32,
+            "%ctaid.x": grid, "%ctaid.y": y[0], "%ctaid.z": 0,
+            "%ntid.x": kernel.threads, "%nctaid.x": ctas, "%nctaid.y": y[1],
         }  # fmt: skip
 
     def go(self) -> None:
@@ -69,6 +85,7 @@ class _Run:
             else:
                 target = self.execute(statement)
                 if target == "ret":
+                    self.cluster.exit()
                     return
                 position = labels[target] if target else position
 
@@ -144,6 +161,8 @@ class _Run:
                 raise PtxError(f"{statement!r} is not uniform")
             return None if mask is not None and not mask.any() else "ret" if parts[0] == "ret" else args[0]
         if parts[0] == "griddepcontrol":
+            return None
+        if mask is None and self.cluster.whole(name):
             return None
         if name in ("bar.sync", "barrier.sync") and args == ["0"] and mask is None:
             self.memory.barrier()
@@ -265,27 +284,3 @@ class _Run:
         lanes = np.arange(self.kernel.threads)
         self.write(args[0].split("|")[0], self.read(args[1], "32")[:, lanes ^ int(args[2], 0)], None)
         return True
-
-    # Memory
-
-    def address(self, text: str, space: str) -> Array:
-        base, _, offset = text.strip("[] ").partition("+")
-        return self.read(base.strip(), "64" if space == "global" else "32").astype(np.int64) + int(offset or 0)
-
-    def op_ld(self, parts: list[str], args: list[str], mask: Array | None) -> bool:
-        if parts[1] == "param":
-            name, _, offset = args[1].strip("[]").partition("+")
-            if offset:
-                return False
-            self.write(args[0], np.full(self.shape, self.parameters[name], DTYPES[parts[-1][1:]]), mask)
-            return True
-        address = self.address(args[1], parts[1])
-        for i, target in enumerate(args[0].strip("{} ").split(",")):
-            self.write(target.strip(), self.memory.access(".".join(parts), address, i, mask, None), mask)
-        return True
-
-    def op_st(self, parts: list[str], args: list[str], mask: Array | None) -> None:
-        address = self.address(args[0], parts[1])
-        for i, source in enumerate(args[1].strip("{} ").split(",")):
-            value = self.read(source.strip(), parts[-1][1:])
-            self.memory.access(".".join(parts), address, i, mask, value)

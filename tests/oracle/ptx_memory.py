@@ -12,13 +12,16 @@ Array = NDArray[Any]
 DTYPES: dict[str, Any] = {"8": np.uint8, "16": np.uint16, "32": np.uint32, "64": np.uint64}
 BASE, GAP = 1 << 40, 1 << 34
 """Operand i lies at BASE + i * GAP: no arithmetic error leads from one operand into another."""
+PEER = -2
+"""The writer of a shared word that came from another CTA and that nobody has waited for."""
 
 
 class Memory:
     """Operands by position, and one shared memory per CTA.
 
     Raises `PtxError` on an access outside an operand or misaligned, on two threads storing different values to one
-    address in one instruction, and on reading a shared word that another warp wrote since the last barrier.
+    address in one instruction, and on reading a shared word that another warp wrote since the last barrier, or another
+    CTA since the last wait for it.
     """
 
     def __init__(self, buffers: dict[int, Array], ctas: int, threads: int, shared_bytes: int) -> None:
@@ -28,9 +31,28 @@ class Memory:
         self.cta = np.broadcast_to(np.arange(ctas)[:, None], (ctas, threads))
         self.shared = np.zeros((ctas, max(shared_bytes // 4, 1)), np.uint32)
         self.writer = np.full(self.shared.shape, -1)
+        self.reserved = np.zeros(self.shared.shape[1], bool)
 
     def barrier(self) -> None:
-        self.writer[:] = -1
+        self.writer[self.writer != PEER] = -1
+
+    def reserve(self, address: int, words: int) -> None:
+        """Shared words that hold an mbarrier: ordinary accesses to them are errors from now on."""
+        place = address // 4
+        if address % (4 * words) or place + words > self.reserved.size or self.reserved[place : place + words].any():
+            raise PtxError("an mbarrier outside of shared memory, misaligned, or initialised twice")
+        self.reserved[place : place + words] = True
+
+    def store_from_peer(self, places: Any, offset: Array, value: Array) -> None:
+        """Words at places (CTAs, words) of shared memory, unreadable until they are waited for."""
+        if (offset % 4).any() or (places[1] >= self.reserved.size).any() or self.reserved[places[1]].any():
+            raise PtxError("a store to a peer outside of its shared memory, misaligned, or over an mbarrier")
+        if (self.writer[places] != -1).any():
+            raise PtxError("a store to a peer over a word that may not have been read")
+        self.shared[places] = value
+        if (self.shared[places] != value).any():
+            raise PtxError("two threads store different values to one word of a peer")
+        self.writer[places] = PEER
 
     def access(self, name: str, address: Array, element: int, mask: Array | None, value: Array | None) -> Array:
         """One element of the (vector) access `name`, such as "ld.global.v4.b32"; a load if `value` is None.
@@ -58,6 +80,8 @@ class Memory:
             places = (self.cta[active], address[active] // 4 + element)
         if (places[-1] < 0).any() or (places[-1] >= memory.shape[-1]).any():
             raise PtxError(f"{name} outside of the operand")
+        if form[1] == "shared" and self.reserved[places[1]].any():
+            raise PtxError(f"{name} of an mbarrier")
         if value is None:
             if form[1] == "shared":
                 self._check_barrier(places, active)
@@ -72,5 +96,7 @@ class Memory:
 
     def _check_barrier(self, places: Any, active: Array) -> None:
         writer = self.writer[places]
+        if (writer == PEER).any():
+            raise PtxError("shared memory is read before the wait for a peer's store")
         if ((writer >= 0) & (writer != self.warp[active])).any():
             raise PtxError("shared memory is read without a barrier after another warp's store")

@@ -29,9 +29,10 @@ def operands_of(text: str) -> list[str]:
 
 
 class Kernel:
-    """The one entry of a PTX text."""
+    """The one entry of a PTX text, launched in clusters of `cluster` CTAs (which the text does not say)."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, cluster: int = 1) -> None:
+        self.cluster = cluster
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
         text = re.sub(r"^\s*\.(loc|file|pragma)\b[^\n]*$", "", text, flags=re.MULTILINE)
         entry = re.search(r"\.entry\s+([$\w]+)\s*\((.*?)\)(.*?)\{(.*?)^\}", text, flags=re.DOTALL | re.MULTILINE)

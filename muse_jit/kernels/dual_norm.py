@@ -1,0 +1,431 @@
+"""Dual norm: post-norm, gated addition to the residual stream and the next pre-norm, in one kernel.
+
+stream = alpha * stream + beta * norm(partial), in place, and out = norm(stream). The result equals the stock kernel of
+the chosen order bit for bit at hidden 8192: Triton's on the same architecture, or FlashInfer's.
+
+A decode step is a few rows, so the time is latency: launch, one round of loads, two sums over the row. Therefore
+- every load is issued before the first use, and what does not come from the previous grid even before the wait for it;
+- a row can be shared by the CTAs of a cluster. They are on different SMs, so the shuffles, which a single SM with 1024
+  threads would queue up, run side by side, as do the loads;
+- a sum over the row has one exchange: each warp tells its sum to all CTAs of the row, and each thread adds all sums
+  itself. Each sum has its own slots, so no barrier protects their reuse;
+- the new stream is stored before the second exchange is waited for.
+"""
+
+from typing import Any
+
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.runtime import make_fake_compact_tensor
+from cutlass.cutlass_dsl import T
+
+from muse_jit.constants.dual_norm import WARP, WIDTH, DualNormConstants
+from muse_jit.kernels import build as building
+from muse_jit.kernels import exact, memory, reduction
+from muse_jit.kernels.exact import F32
+
+
+def build(constants: DualNormConstants, target: building.Target, dump_dir: Any = None) -> Any:
+    """Compile the dual norm for these constants.
+
+    The result takes, in this order and only those that the constants ask for: partial [rows, hidden] BF16, stream
+    [rows, hidden] FP32 (updated in place), post_weight [hidden] BF16, alpha and beta FP32 [hidden] or [1],
+    next_weight [hidden] BF16, out [rows, hidden]. No operand may overlap another.
+    """
+    c = constants
+    c.validate_for(target.arch)
+    rows = building.symbolic_rows()
+    operands = [building.row_tensor("bf16", rows, c.hidden), building.row_tensor("fp32", rows, c.hidden)]
+    if c.post_weight != "none":
+        operands.append(building.vector_tensor("bf16", c.hidden))
+    for _ in range(1 + c.alpha_tensor):
+        operands.append(_gate_tensor(c))
+    if c.next_has_weight:
+        operands.append(building.vector_tensor("bf16", c.hidden))
+    operands.append(building.row_tensor(c.out_dtype, rows, c.hidden))
+    return building.compile_for(target, _DualNorm(c, target.arch), *operands, dump_dir=dump_dir)
+
+
+def _gate_tensor(constants: DualNormConstants) -> Any:
+    if constants.gate == "channel":
+        return building.vector_tensor("fp32", constants.hidden)
+    return make_fake_compact_tensor(building.ELEMENTS["fp32"], (1,), assumed_align=4)  # may be a view of one element
+
+
+class _DualNorm:
+    """The kernel of one constant set. Everything decided here is decided at compile time."""
+
+    def __init__(self, constants: DualNormConstants, arch: str) -> None:
+        self.constants = constants
+        self.packed = arch in exact.PACKED_ARCHS
+        self.first_order, self.second_order = _orders(constants, arch)
+        # Triton (3.6.0 and 3.8.0 PTX) turns the new stream to 4 consecutive FP32 columns a thread in order to store it.
+        # Where it also stores the output so, it turns it before the second sum, which then is over other columns than
+        # the first. Here everything is laid out like the second sum, and the first reads the partial sum once more.
+        triton = constants.order.startswith("triton")
+        self.halves = triton and constants.out_dtype == "fp32" and not constants.next_weight_before
+
+    @cute.jit
+    def __call__(self, *operands_and_stream: Any) -> None:
+        operands = operands_and_stream[:-1]
+        ctas = self.constants.ctas_per_row
+        self.kernel(operands).launch(
+            grid=(cute.size(operands[0], mode=[0]) * ctas, 1, 1),
+            block=(self.constants.threads_per_cta, 1, 1),
+            cluster=(ctas, 1, 1) if ctas > 1 else None,
+            stream=operands_and_stream[-1],
+            use_pdl=self.constants.enable_pdl,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: tuple[Any, ...]) -> None:
+        self.trace(*operands)
+
+    def trace(self, *operands: Any) -> None:
+        """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
+        c = self.constants
+        remaining = iter(operands)
+        partial_tensor, stream_tensor = next(remaining), next(remaining)
+        post_tensor = next(remaining) if c.post_weight != "none" else None
+        alpha_tensor = next(remaining) if c.alpha_tensor else None
+        beta_tensor = next(remaining)
+        next_tensor = next(remaining) if c.next_has_weight else None
+        out_tensor = next(remaining)
+
+        place = _Place(c, halves=self.halves)
+        first_place = _Place(c, halves=False) if self.halves else place
+        exchange = _Exchange(c, place)
+
+        # Weights and gates are constant over a step, so they travel while the previous grid finishes. Without a wait
+        # the partial sum goes first: everything else is needed only after its reduction.
+        partial_address, stream_address = place.rows(partial_tensor, bf16=True), place.rows(stream_tensor, bf16=False)
+        first_address = first_place.rows(partial_tensor, bf16=True)
+        if not c.enable_pdl:
+            first_words = first_place.load(first_address, bf16=True) if self.halves else None
+            partial_words, stream_words = place.load(partial_address, bf16=True), place.load(stream_address, bf16=False)
+        post_words = place.vector(post_tensor, bf16=True)
+        first_post_words = first_place.vector(post_tensor, bf16=True) if self.halves else None
+        alpha_words, beta_words = place.gate(alpha_tensor), place.gate(beta_tensor)
+        next_words = place.vector(next_tensor, bf16=True)
+        exchange.open()
+        if c.enable_pdl:
+            cute.arch.griddepcontrol_wait()
+            if c.release_early:
+                cute.arch.griddepcontrol_launch_dependents()
+            first_words = first_place.load(first_address, bf16=True) if self.halves else None
+            partial_words, stream_words = place.load(partial_address, bf16=True), place.load(stream_address, bf16=False)
+        exchange.join()
+
+        post_gain = self.gain(post_words, c.post_gain_center)
+        next_gain = self.gain(next_words, c.next_gain_center)
+        alpha = place.spread(alpha_words) if c.alpha_tensor else [Float32(c.alpha)] * WIDTH
+        beta = place.spread(beta_words)
+        stream = stream_words.fp32()
+
+        x = self.branch(partial_words, post_gain)
+        if first_words is None:
+            first_x = x
+        else:
+            first_x = self.branch(first_words, self.gain(first_post_words, c.post_gain_center))
+        exchange.send(0, _squares(self.first_order, first_x, packed=self.packed))
+        scale = self.scale(exchange.receive(0), c.post_eps)
+        new = self.blend(x, scale, post_gain, stream, alpha, beta)
+
+        z = self.mul(new, next_gain) if c.next_weight_before else new
+        exchange.send(1, _squares(self.second_order, z, packed=self.packed))
+        place.store(stream_address, new, bf16=False)
+        out = self.mul(z, [self.scale(exchange.receive(1), c.next_eps)] * WIDTH)
+        if c.next_has_weight and not c.next_weight_before:
+            out = self.mul(out, next_gain)
+        out_bf16 = c.out_dtype == "bf16"
+        place.store(place.rows(out_tensor, bf16=out_bf16), out, bf16=out_bf16)
+
+    def branch(self, words: memory.Words, gain: F32) -> F32:
+        x = words.fp32()
+        return self.mul(x, gain) if self.constants.post_weight == "before" else x
+
+    def mul(self, a: F32, b: F32) -> F32:
+        return exact.mul_all(a, b, packed=self.packed)
+
+    def gain(self, words: memory.Words | None, center: float) -> F32:
+        """rn(weight + center). Kept for a center of 0.0 too: it turns a weight of -0.0 into +0.0, as stock does."""
+        if words is None:
+            return []
+        return exact.add_all(words.fp32(), [Float32(center)] * WIDTH, packed=self.packed)
+
+    def scale(self, total: Float32, eps: float) -> Float32:
+        """rsqrt(mean square + eps), the mean's 1 / hidden rounded to FP32 (exact for powers of two) and one FMA."""
+        return exact.rsqrt(exact.fma(total, Float32(1.0 / self.constants.hidden), Float32(eps)))
+
+    def blend(self, x: F32, scale: Float32, post_gain: F32, stream: F32, alpha: F32, beta: F32) -> F32:
+        """The new stream: alpha * stream + beta * x * scale (* gain), with the roundings of the order.
+
+        Triton fuses alpha * stream with the addition, on every architecture. FlashInfer multiplies beta and x first,
+        and the assembler fuses its addition with the multiplication that comes last in the source: by the scale, but
+        by alpha where alpha is a number other than 1.0 (read from its SASS for sm_100a and sm_103a).
+        """
+        scales = [scale] * WIDTH
+        if self.constants.order == "flashinfer-0.7":
+            branch = self.mul(beta, x)
+            if self.constants.alpha_tensor:
+                return exact.fma_all(branch, scales, self.mul(alpha, stream), packed=self.packed)
+            if self.constants.alpha == 1.0:
+                return exact.fma_all(branch, scales, stream, packed=self.packed)
+            return exact.fma_all(stream, alpha, self.mul(branch, scales), packed=self.packed)
+        y = self.mul(x, scales)
+        if self.constants.post_weight == "after":
+            y = self.mul(y, post_gain)
+        y = self.mul(y, beta)
+        if not self.constants.alpha_tensor and self.constants.alpha == 1.0:
+            return exact.add_all(stream, y, packed=self.packed)  # the same rounding, and what an FMA by 1.0 becomes
+        return exact.fma_all(stream, alpha, y, packed=self.packed)
+
+
+class _Place:
+    """Where a thread works: thread g of the row, over all its CTAs, owns columns 8 g to 8 g + 7.
+
+    With `halves`, it owns columns 4 g to 4 g + 3 and the same of the second half of the padded row.
+    """
+
+    def __init__(self, constants: DualNormConstants, *, halves: bool) -> None:
+        self.constants = constants
+        self.thread = Int32(cute.arch.thread_idx()[0])
+        block = Int32(cute.arch.block_idx()[0])
+        # Clusters are neighbours in the grid, so the rank of a CTA in its cluster needs no special register.
+        ctas = constants.ctas_per_row
+        self.rank = block & Int32(ctas - 1)
+        self.row = Int64(block >> Int32(ctas.bit_length() - 1))
+        tile = constants.row_threads * WIDTH
+        self.starts = (0, tile // 2) if halves else (0,)
+        self.width = WIDTH // len(self.starts)
+        self.column = (self.rank * Int32(constants.threads_per_cta) + self.thread) * Int32(self.width)
+        # None where no thread is outside.
+        last = [start + self.width * constants.row_threads for start in self.starts]
+        self.inside = [
+            None if end <= constants.hidden else Int32(self.column < Int32(constants.hidden - start))
+            for start, end in zip(self.starts, last, strict=True)
+        ]
+
+    def columns(self, tensor: Any, *, bf16: bool) -> Int64:
+        """Byte address of this thread's first column."""
+        address: Int64 = tensor.iterator.toint() + Int64(self.column) * Int64(memory.element_bytes(bf16))
+        return address
+
+    def rows(self, tensor: Any, *, bf16: bool) -> Int64:
+        """The same in this thread's row; 64 bits, for rows * hidden may pass 2^31."""
+        return self.columns(tensor, bf16=bf16) + self.row * Int64(self.constants.hidden * memory.element_bytes(bf16))
+
+    def load(self, address: Int64, *, bf16: bool) -> memory.Words:
+        words: list[Int32] = []
+        for start, inside in zip(self.starts, self.inside, strict=True):
+            offset = start * memory.element_bytes(bf16)
+            words += memory.load(address, offset, self.width, bf16=bf16, inside=inside).words
+        return memory.Words(words, bf16)
+
+    def store(self, address: Int64, values: F32, *, bf16: bool) -> None:
+        for i, (start, inside) in enumerate(zip(self.starts, self.inside, strict=True)):
+            mine = values[i * self.width : (i + 1) * self.width]
+            memory.store(address, start * memory.element_bytes(bf16), mine, bf16=bf16, inside=inside)
+
+    def vector(self, tensor: Any | None, *, bf16: bool) -> memory.Words | None:
+        return None if tensor is None else self.load(self.columns(tensor, bf16=bf16), bf16=bf16)
+
+    def gate(self, tensor: Any | None) -> memory.Words | None:
+        """A gate vector, or the one element that stands for all columns."""
+        if tensor is not None and self.constants.gate == "scalar":
+            return memory.load(tensor.iterator.toint(), 0, 1, bf16=False)
+        return self.vector(tensor, bf16=False)
+
+    def spread(self, words: memory.Words | None) -> F32:
+        """A gate's value for each column; none without the operand."""
+        values = words.fp32() if words is not None else []
+        return values * WIDTH if len(values) == 1 else values
+
+
+class _Exchange:
+    """Two sums over the row, each from one value per warp of the row to every thread of it.
+
+    The order is stock's: a butterfly over the 32 lanes of a warp, then a butterfly over the warps. Addition commutes,
+    so a butterfly has one tree whoever computes it; a thread therefore reads several warps' sums at once and adds
+    them itself, and shuffles remain only for the rest: two instead of five.
+
+    In a cluster a warp's sum goes to all CTAs by `st.async`, which carries its own arrival: the bytes and the count on
+    the receiver's mbarrier travel together, so the exchange costs one way through the SM network. A plain store and
+    a cluster barrier would cost the store's round trip (the barrier's release waits for it) and the barrier's own.
+    """
+
+    BARRIERS = 256  # behind two times 32 slots of 4 bytes
+
+    def __init__(self, constants: DualNormConstants, place: _Place) -> None:
+        self.ctas = constants.ctas_per_row
+        self.warps = constants.row_threads // WARP
+        self.reads = min(8, self.warps)
+        self.groups = self.warps // self.reads
+        self.thread = place.thread
+        shared = cute.arch.alloc_smem(Int32, (self.BARRIERS + 16) // 4, alignment=128)
+        self.base = Int32(shared.toint())
+        warp = (place.rank * Int32(constants.threads_per_cta) + place.thread) >> Int32(5)
+        # Warps that are added inside a thread, w, w + groups, w + 2 groups, ..., are neighbours in memory.
+        group_bits = self.groups.bit_length() - 1
+        slot = (warp & Int32(self.groups - 1)) * Int32(self.reads) + (warp >> Int32(group_bits))
+        self.write_offset = slot * Int32(4)
+        self.read_address = self.base + (place.thread & Int32(self.groups - 1)) * Int32(4 * self.reads)
+        if self.ctas > 1:
+            self.lane = place.thread & Int32(WARP - 1)
+            # For lanes beyond the cluster an address that nobody uses.
+            peer = exact.asm(T.i32(), [self.base, self.lane], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r")
+            self.peer = Int32(peer)
+
+    def open(self) -> None:
+        """In a cluster: this CTA's mbarriers are ready, and it says so. Each completes once, when this one arrival and
+        4 bytes from every warp of the row are there.
+
+        Only the initialisation has to be seen by the peers, which the fence sees to: an mbarrier counts their bytes
+        whether it has been told yet to expect them or not. So the arrival at the cluster barrier can be a relaxed one,
+        which waits for nothing.
+        """
+        if self.ctas == 1:
+            return
+        barriers = [f"[$0+{self.BARRIERS + 8 * k}]" for k in (0, 1)]
+        inits = "".join(f"@p mbarrier.init.shared::cta.b64 {barrier}, 1; " for barrier in barriers)
+        expects = "".join(
+            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {4 * self.warps}; " for barrier in barriers
+        )
+        text = f"{{ .reg .pred p; setp.eq.s32 p, $1, 0; {inits}{expects}}}"
+        _statement(text, "r,r", self.base, self.thread)
+        _statement("fence.mbarrier_init.release.cluster;", "")
+        _statement("barrier.cluster.arrive.relaxed.aligned;", "")
+
+    def join(self) -> None:
+        """In a cluster: all CTAs of the row run and have their mbarriers. Called while the loads are on their way."""
+        if self.ctas > 1:
+            _statement("barrier.cluster.wait.acquire.aligned;", "")
+
+    def send(self, k: int, value: Float32) -> None:
+        """This thread's part of sum k: over the warp, and on its way to every CTA."""
+        value = reduction.butterfly(value, WARP)
+        bits = exact.fp32_to_bits(value)
+        if self.ctas > 1:
+            # Lane i stores to CTA i of the cluster.
+            text = (
+                f"{{ .reg .pred p; setp.lt.u32 p, $3, {self.ctas}; "
+                f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0+{128 * k}], $2, "
+                f"[$1+{self.BARRIERS + 8 * k}]; }}"
+            )
+            _statement(text, "r,r,r,r", self.peer + self.write_offset, self.peer, bits, self.lane)
+        elif self.warps > 1:
+            # Every lane stores: they carry the same bits, and a predicate would cost more than it saves.
+            _statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", self.base + self.write_offset, bits)
+        else:
+            self.alone = value
+
+    def receive(self, k: int) -> Float32:
+        """Sum k, in every thread.
+
+        After the second one no peer writes here any more, since every warp of the row has been heard twice. So a CTA
+        may exit without a last cluster barrier: its own stores go to CTAs that stay until they have them.
+        """
+        if self.warps == 1:
+            return self.alone
+        if self.ctas == 1:
+            cute.arch.sync_threads()
+        else:
+            # Slots and mbarrier are this CTA's own shared memory. Acquiring at cluster scope would add nothing for
+            # them but an invalidation of the L1 cache; cluster kernels wait like this for each other's bulk copies.
+            wait = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{self.BARRIERS + 8 * k}], 0;"
+            text = f"{{ .reg .pred p; wait_${{:uid}}: {wait} @!p bra wait_${{:uid}}; }}"
+            _statement(text, "r", self.base)
+        sums = [exact.fp32_from_bits(word) for word in self.read(128 * k)]
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = exact.add_all(sums[:half], sums[half:], packed=False)
+        return reduction.butterfly(sums[0], self.groups)
+
+    def read(self, offset: int) -> list[Int32]:
+        """This thread's `reads` neighbouring slots, 16 bytes at a time."""
+        words: list[Int32] = []
+        while len(words) < self.reads:
+            words += _shared_words(self.read_address, offset + 4 * len(words), min(4, self.reads - len(words)))
+        return words
+
+
+def _statement(text: str, constraints: str, *operands: Any) -> None:
+    exact.asm(None, list(operands), text, constraints, side_effects=True)
+
+
+def _shared_words(address: Int32, offset: int, count: int) -> list[Int32]:
+    """`count` neighbouring words of shared memory: 2 or 4 by one instruction."""
+    names = ", ".join(f"${i}" for i in range(count))
+    text = f"ld.shared.v{count}.b32 {{{names}}}, [${count}+{offset}];"
+    struct = exact.struct_type([T.i32()] * count)
+    result = exact.asm(struct, [address], text, "=r," * count + "r", side_effects=True)
+    return exact.unpack(result, count, T.i32(), Int32)
+
+
+# The order of a thread's own sum of squares
+
+
+def _squares(order: str, x: F32, *, packed: bool) -> Float32:
+    """The thread's sum of squares of its 8 columns, in an order that `_orders` chose."""
+    if order == "pairwise":
+        return reduction.squares_pairwise(x)
+    if order == "two_lanes":
+        return reduction.squares_two_lanes(x, packed=packed)
+    if order == "two_lanes_fused":
+        return reduction.squares_two_lanes_fused(x, packed=packed)
+    if order == "chain_in_order":
+        return reduction.squares_chain([x[1], x[0], *x[2:]])  # starts with rn(x0^2), then x1, x2, ...
+    rounded = {"chain": (), "chain_rounding_odd": (3, 5, 7), "chain_rounding_middle": (4, 5)}[order]
+    total = exact.fma(x[0], x[0], exact.mul(x[1], x[1]))
+    for k in range(2, len(x)):
+        square_apart = k in rounded
+        total = exact.add(total, exact.mul(x[k], x[k])) if square_apart else exact.fma(x[k], x[k], total)
+    return total
+
+
+def _orders(constants: DualNormConstants, arch: str) -> tuple[str, str]:
+    """How stock sums the squares of the partial sum and those of the new stream. Across lanes and warps all agree.
+
+    Read from the PTX and SASS of every combination of flags, at hidden 8192 and one row per CTA (from 256 rows on,
+    stock gives a CTA two on sm_100 exactly, and sums in yet another way; such steps are not what this kernel is for):
+    - "chain_in_order": FlashInfer, one FMA after the other in column order.
+    - "pairwise": Triton 3.8.0, sm_90.
+    - "chain": Triton 3.6.0, sm_90; on sm_120, too, where the assembler fuses what the PTX has apart.
+    - "two_lanes_fused": Triton 3.8.0 on sm_120, again through the assembler.
+    - On sm_100 and sm_103 what is fused depends on whether the vectoriser saw packed operands before the squares
+      (it then packs them, and fuses) or packs only the additions (whose scalar squares nothing can fuse).
+    """
+    c = constants
+    if c.order == "flashinfer-0.7":
+        return "chain_in_order", "chain_in_order"
+    if c.order == "triton-3.6":
+        return _orders_36(c) if arch in ("sm_100a", "sm_103a") else ("chain", "chain")
+    if arch in ("sm_100a", "sm_103a"):
+        return _orders_38(c)
+    order = "pairwise" if arch == "sm_90a" else "two_lanes_fused"
+    return order, order
+
+
+def _orders_38(c: DualNormConstants) -> tuple[str, str]:
+    """Triton 3.8.0, sm_100 and sm_103."""
+    bf16 = c.out_dtype == "bf16"
+    vectors = c.gate == "channel" and c.alpha_tensor
+    weightless = not c.next_has_weight
+    number = c.gate == "channel" and not c.alpha_tensor and bf16
+    first = c.post_weight == "before"
+    first |= vectors and (bf16 or c.next_weight_before)
+    first |= number and c.post_weight == "after" and not c.next_weight_before
+    second = vectors if c.next_weight_before else not bf16
+    second |= number and c.post_weight != "none" and weightless
+    names = {True: "two_lanes_fused", False: "two_lanes"}
+    return names[first], names[second]
+
+
+def _orders_36(c: DualNormConstants) -> tuple[str, str]:
+    """Triton 3.6.0, sm_100 and sm_103: some squares are rounded by themselves and then added."""
+    bf16 = c.out_dtype == "bf16"
+    vectors = c.gate == "channel" and c.alpha_tensor
+    number = c.gate == "channel" and not c.alpha_tensor and bf16
+    if number and c.post_weight != "none" and c.next_has_weight:
+        return "chain_rounding_middle", "chain_rounding_middle"
+    second_apart = vectors if bf16 else c.next_weight_before
+    return "chain_rounding_odd", "chain_rounding_odd" if second_apart else "chain"

@@ -1,0 +1,113 @@
+"""The constant sets that GPU tests and benchmarks use: one list, so that a cache can be filled for them elsewhere.
+
+python tests/gpu/cases.py CACHE_DIR      fills a cache for sm_90a, to be carried to the GPU machine
+"""
+
+import dataclasses
+import itertools
+import sys
+
+from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.constants.row_norm import RowNormConstants
+
+FRONT = RowNormConstants(
+    hidden=8192, eps=1e-5, has_weight=True, gain_center=1.0, stream=True, enable_pdl=True, release_early=True
+)
+"""The first layer's norm, BF16 input: the set that is served."""
+
+
+def front_sets():
+    """What LayerFront needs: both inputs, with and without aux, both orders."""
+    for x_fp32, aux, order in itertools.product((False, True), (False, True), ("triton-3.8", "triton-3.6")):
+        yield dataclasses.replace(FRONT, x_fp32=x_fp32, aux=aux, order=order)
+
+
+def row_norm_sets():
+    """Every combination that a stock cubin exists for: input, output, weight; PDL on and off."""
+    for x_fp32, out, place, pdl in itertools.product(
+        (False, True), ("bf16", "fp32"), ("none", "after", "before"), (True, False)
+    ):
+        weight = place != "none"
+        yield RowNormConstants(
+            hidden=8192,
+            eps=1e-5,
+            has_weight=weight,
+            weight_before_norm=place == "before",
+            gain_center=1.0 if weight else 0.0,
+            x_fp32=x_fp32,
+            out_dtype=out,
+            enable_pdl=pdl,
+        )
+
+
+def other_widths():
+    """Widths that need padding, and the widest."""
+    for hidden in (8, 64, 1000, 4096, 7168, 16384):
+        yield dataclasses.replace(FRONT, hidden=hidden)
+
+
+BOUNDARIES = {
+    "D1": DualNormConstants(8192, 1e-8, next_eps=1e-5, next_gain_center=1.0),
+    "D2": DualNormConstants(8192, 1e-8, "before", 1.0, next_eps=1e-5, next_gain_center=1.0),
+    "D3": DualNormConstants(8192, 1e-8, "before", 1.0, next_eps=1e-5),
+}
+"""Muse Spark's residual boundaries: attention, FFN, and the one before the final norm."""
+
+
+def boundary_sets():
+    """The boundaries with every spread of a row over CTAs, with and without PDL."""
+    for base, ctas, pdl in itertools.product(
+        BOUNDARIES.values(), (1, 2, 4, 8), ((True, False), (True, True), (False, False))
+    ):
+        yield dataclasses.replace(base, ctas_per_row=ctas, enable_pdl=pdl[0], release_early=pdl[1])
+
+
+def dual_norm_sets(order):
+    """Every combination of flags that the stock function accepts."""
+    for post, following, gate, alpha_tensor, out in itertools.product(
+        ("none", "after", "before"), ("none", "after", "before"), ("channel", "scalar"), (True, False), ("bf16", "fp32")
+    ):
+        yield DualNormConstants(
+            8192,
+            1e-8,
+            post,
+            1.0 if post != "none" else 0.0,
+            gate,
+            alpha_tensor,
+            1.0 if alpha_tensor else 0.75,
+            next_eps=1e-5,
+            next_has_weight=following != "none",
+            next_weight_before=following == "before",
+            next_gain_center=1.0 if following != "none" else 0.0,
+            out_dtype=out,
+            order=order,
+        )
+
+
+def emulated_boundaries():
+    """Boundaries whose order has no stock kernel on this architecture, or whose width stock's cubins lack."""
+    for base in BOUNDARIES.values():
+        yield dataclasses.replace(base, order="flashinfer-0.7")
+        yield dataclasses.replace(base, hidden=4096)
+        yield dataclasses.replace(base, hidden=1000, ctas_per_row=2)
+
+
+def all_sets():
+    """Everything above, each once."""
+    duals = [*boundary_sets(), *dual_norm_sets("triton-3.8"), *dual_norm_sets("triton-3.6"), *emulated_boundaries()]
+    return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals]))
+
+
+def main():
+    from muse_jit.plan import Plan, Planned
+    from muse_jit.settings import Settings
+    from muse_jit.warmup import warm_up
+
+    plan = Plan(tuple(Planned(constants, "sm_90a") for constants in all_sets()))
+    report = warm_up(plan, Settings.from_environ().with_options(cache_dir=sys.argv[1]))
+    print({status: report.count(status) for status in ("hit", "compiled", "failed")})
+    return 0 if report.complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
