@@ -9,11 +9,15 @@ A decode step is a few rows, so the time is latency: launch, one round of loads,
   threads would queue up, run side by side, as do the loads;
 - a sum over the row has one exchange: each warp tells its sum to all CTAs of the row, and each thread adds all sums
   itself. Each sum has its own slots, so no barrier protects their reuse;
-- the new stream is stored before the second exchange is waited for.
+- of many rows the messages are too many for the network between the SMs: then a CTA first adds up its own warps, which
+  costs a barrier and saves three of four messages;
+- the new stream is stored before the second exchange is waited for, in whole sectors.
+What each of these gave on an H200 is in benchmarks/notes.md.
 """
 
 from typing import Any
 
+import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_compact_tensor
 from cutlass.cutlass_dsl import T
@@ -22,6 +26,9 @@ from muse_jit.constants.dual_norm import WARP, WIDTH, DualNormConstants
 from muse_jit.kernels import build as building
 from muse_jit.kernels import exact, memory, reduction
 from muse_jit.kernels.exact import F32
+
+DIRECT_ROWS = 24
+"""Up to so many rows every warp tells every CTA; beyond, a CTA adds up its own warps first."""
 
 
 def build(constants: DualNormConstants, target: building.Target, dump_dir: Any = None) -> Any:
@@ -66,21 +73,33 @@ class _DualNorm:
 
     @cute.jit
     def __call__(self, *operands_and_stream: Any) -> None:
-        operands = operands_and_stream[:-1]
+        operands, stream = operands_and_stream[:-1], operands_and_stream[-1]
+        rows = Int32(cute.size(operands[0], mode=[0]))
+        # Two kernels, between which host code chooses. What is decided at compile time stays in a condition of its
+        # own: joined with a run-time one it would be decided at run time.
+        if cutlass.const_expr(self.constants.ctas_per_row == 1):  # noqa: SIM114
+            self.start(operands, rows, stream, False)
+        elif rows <= DIRECT_ROWS:
+            self.start(operands, rows, stream, False)
+        else:
+            self.start(operands, rows, stream, True)
+
+    def start(self, operands: tuple[Any, ...], rows: Int32, stream: Any, by_cta: bool) -> None:
+        """Launch one of the kernels; with `by_cta` a CTA adds up its own warps before it tells the others."""
         ctas = self.constants.ctas_per_row
-        self.kernel(operands).launch(
-            grid=(cute.size(operands[0], mode=[0]) * ctas, 1, 1),
+        self.kernel(operands, by_cta).launch(
+            grid=(rows * ctas, 1, 1),
             block=(self.constants.threads_per_cta, 1, 1),
             cluster=(ctas, 1, 1) if ctas > 1 else None,
-            stream=operands_and_stream[-1],
+            stream=stream,
             use_pdl=self.constants.enable_pdl,
         )
 
     @cute.kernel
-    def kernel(self, operands: tuple[Any, ...]) -> None:
-        self.trace(*operands)
+    def kernel(self, operands: tuple[Any, ...], by_cta: cutlass.Constexpr) -> None:
+        self.trace(operands, by_cta)
 
-    def trace(self, *operands: Any) -> None:
+    def trace(self, operands: tuple[Any, ...], by_cta: bool) -> None:
         """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
         c = self.constants
         remaining = iter(operands)
@@ -93,7 +112,7 @@ class _DualNorm:
 
         place = _Place(c, halves=self.halves)
         first_place = _Place(c, halves=False) if self.halves else place
-        exchange = _Exchange(c, place)
+        exchange = (_ExchangeByCta if by_cta else _Exchange)(c, place)
 
         # Weights and gates are constant over a step, so they travel while the previous grid finishes. Without a wait
         # the partial sum goes first: everything else is needed only after its reduction.
@@ -197,7 +216,10 @@ class _Place:
         tile = constants.row_threads * WIDTH
         self.starts = (0, tile // 2) if halves else (0,)
         self.width = WIDTH // len(self.starts)
-        self.column = (self.rank * Int32(constants.threads_per_cta) + self.thread) * Int32(self.width)
+        # A CTA has every ctas-th warp of the row: the first levels of the butterfly over warps are then inside it.
+        self.warp = (self.thread >> Int32(5)) * Int32(ctas) + self.rank
+        self.lane = self.thread & Int32(WARP - 1)
+        self.column = (self.warp * Int32(WARP) + self.lane) * Int32(self.width)
         # None where no thread is outside.
         last = [start + self.width * constants.row_threads for start in self.starts]
         self.inside = [
@@ -224,7 +246,10 @@ class _Place:
     def store(self, address: Int64, values: F32, *, bf16: bool) -> None:
         for i, (start, inside) in enumerate(zip(self.starts, self.inside, strict=True)):
             mine = values[i * self.width : (i + 1) * self.width]
-            memory.store(address, start * memory.element_bytes(bf16), mine, bf16=bf16, inside=inside)
+            if not bf16 and self.width == WIDTH and self.constants.hidden % (2 * WIDTH) == 0:
+                memory.store_sectors(address, start * 4, mine, self.lane & Int32(1), inside)
+            else:
+                memory.store(address, start * memory.element_bytes(bf16), mine, bf16=bf16, inside=inside)
 
     def vector(self, tensor: Any | None, *, bf16: bool) -> memory.Words | None:
         return None if tensor is None else self.load(self.columns(tensor, bf16=bf16), bf16=bf16)
@@ -254,30 +279,31 @@ class _Exchange:
     """
 
     BARRIERS = 256  # behind two times 32 slots of 4 bytes
+    OWN = 272  # behind the barriers: two times 32 slots for the warps of this CTA
 
     def __init__(self, constants: DualNormConstants, place: _Place) -> None:
         self.ctas = constants.ctas_per_row
-        self.warps = constants.row_threads // WARP
+        self.warps = self.messages = constants.row_threads // WARP
         self.reads = min(8, self.warps)
         self.groups = self.warps // self.reads
         self.thread = place.thread
-        shared = cute.arch.alloc_smem(Int32, (self.BARRIERS + 16) // 4, alignment=128)
+        shared = cute.arch.alloc_smem(Int32, (self.OWN + 256) // 4, alignment=128)
         self.base = Int32(shared.toint())
-        warp = (place.rank * Int32(constants.threads_per_cta) + place.thread) >> Int32(5)
+        warp = place.warp
         # Warps that are added inside a thread, w, w + groups, w + 2 groups, ..., are neighbours in memory.
         group_bits = self.groups.bit_length() - 1
         slot = (warp & Int32(self.groups - 1)) * Int32(self.reads) + (warp >> Int32(group_bits))
         self.write_offset = slot * Int32(4)
         self.read_address = self.base + (place.thread & Int32(self.groups - 1)) * Int32(4 * self.reads)
         if self.ctas > 1:
-            self.lane = place.thread & Int32(WARP - 1)
+            self.lane = place.lane
             # For lanes beyond the cluster an address that nobody uses.
             peer = exact.asm(T.i32(), [self.base, self.lane], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r")
             self.peer = Int32(peer)
 
     def open(self) -> None:
         """In a cluster: this CTA's mbarriers are ready, and it says so. Each completes once, when this one arrival and
-        4 bytes from every warp of the row are there.
+        4 bytes with every message are there.
 
         Only the initialisation has to be seen by the peers, which the fence sees to: an mbarrier counts their bytes
         whether it has been told yet to expect them or not. So the arrival at the cluster barrier can be a relaxed one,
@@ -288,7 +314,7 @@ class _Exchange:
         barriers = [f"[$0+{self.BARRIERS + 8 * k}]" for k in (0, 1)]
         inits = "".join(f"@p mbarrier.init.shared::cta.b64 {barrier}, 1; " for barrier in barriers)
         expects = "".join(
-            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {4 * self.warps}; " for barrier in barriers
+            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {4 * self.messages}; " for barrier in barriers
         )
         text = f"{{ .reg .pred p; setp.eq.s32 p, $1, 0; {inits}{expects}}}"
         _statement(text, "r,r", self.base, self.thread)
@@ -303,20 +329,23 @@ class _Exchange:
     def send(self, k: int, value: Float32) -> None:
         """This thread's part of sum k: over the warp, and on its way to every CTA."""
         value = reduction.butterfly(value, WARP)
-        bits = exact.fp32_to_bits(value)
         if self.ctas > 1:
-            # Lane i stores to CTA i of the cluster.
-            text = (
-                f"{{ .reg .pred p; setp.lt.u32 p, $3, {self.ctas}; "
-                f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0+{128 * k}], $2, "
-                f"[$1+{self.BARRIERS + 8 * k}]; }}"
-            )
-            _statement(text, "r,r,r,r", self.peer + self.write_offset, self.peer, bits, self.lane)
+            self.tell(k, self.write_offset, value, self.lane)
         elif self.warps > 1:
             # Every lane stores: they carry the same bits, and a predicate would cost more than it saves.
-            _statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", self.base + self.write_offset, bits)
+            address = self.base + self.write_offset
+            _statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", address, exact.fp32_to_bits(value))
         else:
             self.alone = value
+
+    def tell(self, k: int, offset: Int32, value: Float32, cta: Int32) -> None:
+        """Store a part of sum k to CTA `cta` of the cluster, which is in `self.peer`; nothing beyond the cluster."""
+        text = (
+            f"{{ .reg .pred p; setp.lt.u32 p, $3, {self.ctas}; "
+            f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0+{128 * k}], $2, "
+            f"[$1+{self.BARRIERS + 8 * k}]; }}"
+        )
+        _statement(text, "r,r,r,r", self.peer + offset, self.peer, exact.fp32_to_bits(value), cta)
 
     def receive(self, k: int) -> Float32:
         """Sum k, in every thread.
@@ -329,23 +358,55 @@ class _Exchange:
         if self.ctas == 1:
             cute.arch.sync_threads()
         else:
-            # Slots and mbarrier are this CTA's own shared memory. Acquiring at cluster scope would add nothing for
-            # them but an invalidation of the L1 cache; cluster kernels wait like this for each other's bulk copies.
-            wait = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{self.BARRIERS + 8 * k}], 0;"
-            text = f"{{ .reg .pred p; wait_${{:uid}}: {wait} @!p bra wait_${{:uid}}; }}"
-            _statement(text, "r", self.base)
-        sums = [exact.fp32_from_bits(word) for word in self.read(128 * k)]
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = exact.add_all(sums[:half], sums[half:], packed=False)
-        return reduction.butterfly(sums[0], self.groups)
+            self.await_messages(k)
+        return reduction.butterfly(_folded(self.read_address, 128 * k, self.reads), self.groups)
 
-    def read(self, offset: int) -> list[Int32]:
-        """This thread's `reads` neighbouring slots, 16 bytes at a time."""
-        words: list[Int32] = []
-        while len(words) < self.reads:
-            words += _shared_words(self.read_address, offset + 4 * len(words), min(4, self.reads - len(words)))
-        return words
+    def await_messages(self, k: int) -> None:
+        # Slots and mbarrier are this CTA's own shared memory. Acquiring at cluster scope would add nothing for them
+        # but an invalidation of the L1 cache; cluster kernels wait like this for each other's bulk copies.
+        wait = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{self.BARRIERS + 8 * k}], 0;"
+        text = f"{{ .reg .pred p; wait_${{:uid}}: {wait} @!p bra wait_${{:uid}}; }}"
+        _statement(text, "r", self.base)
+
+
+class _ExchangeByCta(_Exchange):
+    """The same sums with one message from each CTA to each: it adds up its own warps first.
+
+    With 8 CTAs a row that is 8 messages a CTA and sum instead of 32. At 64 rows of 8192 on an H200 the exchange alone
+    takes 2.1 us the other way, and hardly more than for one row (0.9 us) with a quarter of the messages.
+    """
+
+    def __init__(self, constants: DualNormConstants, place: _Place) -> None:
+        super().__init__(constants, place)
+        self.messages = self.ctas
+        self.own_warps = self.warps // self.ctas
+        self.own_slot = self.base + (place.thread >> Int32(5)) * Int32(4)
+        self.rank_offset = place.rank * Int32(4)
+
+    def send(self, k: int, value: Float32) -> None:
+        value = reduction.butterfly(value, WARP)
+        if self.own_warps > 1:
+            offset = self.OWN + 128 * k
+            _statement(f"st.shared.b32 [$0+{offset}], $1;", "r,r", self.own_slot, exact.fp32_to_bits(value))
+            cute.arch.sync_threads()
+            value = _folded(self.base, offset, self.own_warps)
+        self.tell(k, self.rank_offset, value, self.thread)
+
+    def receive(self, k: int) -> Float32:
+        self.await_messages(k)
+        return _folded(self.base, 128 * k, self.ctas)
+
+
+def _folded(address: Int32, offset: int, count: int) -> Float32:
+    """The sum of `count` neighbouring slots in the tree of a butterfly: halves upon each other, down to one."""
+    words: list[Int32] = []
+    while len(words) < count:
+        words += _shared_words(address, offset + 4 * len(words), min(4, count - len(words)))
+    sums = [exact.fp32_from_bits(word) for word in words]
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = exact.add_all(sums[:half], sums[half:], packed=False)
+    return sums[0]
 
 
 def _statement(text: str, constraints: str, *operands: Any) -> None:

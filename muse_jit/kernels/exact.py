@@ -109,6 +109,12 @@ def fp32_to_bits(value: Float32) -> Int32:
     return Int32(llvm.bitcast(T.i32(), value.ir_value()))
 
 
+def select(condition: Int32, yes: Int32, no: Int32) -> Int32:
+    """yes where the condition is not 0, else no: one SEL."""
+    text = "{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, $2, $3, p; }"
+    return Int32(asm(T.i32(), [condition, yes, no], text, "=r,r,r,r"))
+
+
 def fp32_to_bf16(low: Float32, high: Float32) -> Int32:
     """Two FP32 values rounded to nearest even BF16, in one 32-bit word."""
     return Int32(asm(T.i32(), [high, low], "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f"))

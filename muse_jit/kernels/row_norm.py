@@ -169,8 +169,13 @@ class _Place:
     def store(self, tensor: Any, values: list[F32], *, bf16: bool) -> None:
         """Write this thread's columns of its row, as far as they are this CTA's to write."""
         base, pitch = self._address(tensor, bf16, True), self.norm.step * memory.element_bytes(bf16)
+        # Two lanes may trade when a row ends for both or for neither.
+        sectors = not bf16 and self.norm.width == 8 and self.norm.constants.hidden % 16 == 0
         for r, written in enumerate(self.written):
-            memory.store(base, r * pitch, values[r], bf16=bf16, inside=written)
+            if sectors:
+                memory.store_sectors(base, r * pitch, values[r], self.thread & Int32(1), written)
+            else:
+                memory.store(base, r * pitch, values[r], bf16=bf16, inside=written)
 
     def _address(self, tensor: Any, bf16: bool, row: bool) -> Int64:
         """Byte address of this thread's first column; 64 bits, for rows * hidden may pass 2^31."""

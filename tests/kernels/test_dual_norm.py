@@ -82,6 +82,37 @@ def name_of(case: Any) -> str:
 each_case = pytest.mark.parametrize(("arch", "constants"), CASES, ids=name_of)
 
 
+def kernels(arch: str, c: DualNormConstants) -> dict[bool, ptx.Kernel]:
+    """The kernels of a compiled set: in which every warp tells every CTA, and in which a CTA adds up its warps first."""
+    found = [ptx.Kernel(text, cluster=c.ctas_per_row) for text in ptx.entries(compiled(arch, c)[0])]
+    if c.ctas_per_row == 1:
+        (only,) = found
+        return {False: only}
+    direct, by_cta = sorted(found, key=expected_bytes, reverse=True)
+    return {False: direct, True: by_cta}
+
+
+def expected_bytes(kernel: ptx.Kernel) -> int:
+    """What the first mbarrier expects: four bytes a message."""
+    arrival = next(i for i in kernel.instructions() if i.startswith("mbarrier.arrive.expect_tx"))
+    return int(arrival.rpartition(",")[2])
+
+
+each_kernel = pytest.mark.parametrize(
+    ("arch", "constants", "by_cta"),
+    [(arch, c, by_cta) for arch, c in CASES for by_cta in ((False, True) if c.ctas_per_row > 1 else (False,))],
+    ids=lambda value: ("by CTA" if value else "direct") if isinstance(value, bool) else name_of(value),
+)
+
+
+@each_case
+def test_messages(arch: str, constants: DualNormConstants) -> None:
+    c = constants
+    if c.ctas_per_row > 1:
+        wanted = {False: 4 * c.row_threads // 32, True: 4 * c.ctas_per_row}
+        assert {by_cta: expected_bytes(kernel) for by_cta, kernel in kernels(arch, c).items()} == wanted
+
+
 @functools.cache
 def compiled(arch: str, constants: DualNormConstants) -> tuple[str, bytes]:
     """(PTX, cubin)."""
@@ -125,22 +156,21 @@ class Spy:
         return fp32.rsqrt(a)
 
 
-def run(text: str, c: DualNormConstants, operands: Operands, spy: Spy) -> tuple[np.ndarray, np.ndarray]:
-    """(stream, out) as FP32, from running the PTX with an output filled with a poison value."""
+def run(kernel: ptx.Kernel, c: DualNormConstants, operands: Operands, spy: Spy) -> list[np.ndarray]:
+    """[stream, out] as FP32, from running the PTX with an output filled with a poison value."""
     stream = operands.stream.copy()
     out = np.full(stream.shape, 7, np.float32 if c.out_dtype == "fp32" else np.uint16)
     weights = [None if w is None else fp32.to_bf16(w) for w in (operands.post_weight, operands.next_weight)]
     arguments = [fp32.to_bf16(operands.partial), stream, weights[0], operands.alpha, operands.beta, weights[1], out]
-    kernel = ptx.Kernel(text, cluster=c.ctas_per_row)
     assert kernel.threads == c.threads_per_cta
     ptx.run(kernel, [a for a in arguments if a is not None], stream.shape[0] * c.ctas_per_row, spy)
-    return stream, out if out.dtype == np.float32 else fp32.from_bf16(out)
+    return [stream, out if out.dtype == np.float32 else fp32.from_bf16(out)]
 
 
-@each_case
-def test_bits(arch: str, constants: DualNormConstants) -> None:
+@each_kernel
+def test_bits(arch: str, constants: DualNormConstants, by_cta: bool) -> None:
     operands, spy, expected_spy = operands_for(constants), Spy(), Spy()
-    got = run(compiled(arch, constants)[0], constants, operands, spy)
+    got = run(kernels(arch, constants)[by_cta], constants, operands, spy)
     fields = [getattr(operands, field.name) for field in dataclasses.fields(operands)]
     expected = dual.dual_norm(*fields, constants, arch, expected_spy)
     assert len(spy.operands) == len(expected_spy.operands) == 2
@@ -185,9 +215,9 @@ def test_the_order_of_every_combination(arch: str) -> None:
         assert dual_norm._orders(c, arch) == tuple(names[letter] for letter in dual.letters(c, arch)), name_of(c)
 
 
-@each_case
-def test_instructions(arch: str, constants: DualNormConstants) -> None:
-    c, kernel = constants, ptx.Kernel(compiled(arch, constants)[0])
+@each_kernel
+def test_instructions(arch: str, constants: DualNormConstants, by_cta: bool) -> None:
+    c, kernel = constants, kernels(arch, constants)[by_cta]
     counts = collections.Counter(kernel.opcodes())
     assert counts["rsqrt.approx.ftz.f32"] == 2
     arithmetic = {op for op in counts if re.match(r"(add|sub|mul|mad|fma|div|neg)\.(.*\.)?f(16|32|64)", op)}
@@ -202,28 +232,35 @@ def test_instructions(arch: str, constants: DualNormConstants) -> None:
     assert counts["st.global.v4.b32"] == 2 + (1 if c.out_dtype == "bf16" else 2)
     known = {"ld.param.b64", "ld.global.b32", "ld.global.v2.b32", "ld.global.v4.b32"}
     known |= {"st.global.v4.b32", "st.shared.b32", "ld.shared.v2.b32", "ld.shared.v4.b32"}
+    trades = 0 if halves(c) or c.hidden % 16 else 12 * (1 + (c.out_dtype == "fp32"))
+    predicated = c.hidden & (c.hidden - 1) != 0 or c.hidden < 256
+    assert counts["selp.b32"] == trades or (predicated and counts["selp.b32"] > trades)
     known |= {"st.async.shared::cluster.mbarrier::complete_tx::bytes.b32"}
     assert {op for op in counts if op.startswith(("ld.", "st."))} <= known
     predicates = sum(n for op, n in counts.items() if op.startswith("setp"))
-    assert (predicates > (3 if c.ctas_per_row > 1 else 0)) == (c.hidden & (c.hidden - 1) != 0 or c.hidden < 256)
+    assert (predicates - trades > (3 if c.ctas_per_row > 1 else 0)) == predicated
 
 
-@each_case
-def test_exchanges(arch: str, constants: DualNormConstants) -> None:
+@each_kernel
+def test_exchanges(arch: str, constants: DualNormConstants, by_cta: bool) -> None:
     """Two exchanges: a barrier each within one CTA; in a cluster one barrier at the start and none afterwards."""
     c = constants
-    opcodes = ptx.Kernel(compiled(arch, constants)[0]).opcodes()
+    opcodes = kernels(arch, c)[by_cta].opcodes()
     counts = collections.Counter(opcodes)
     cluster = c.ctas_per_row > 1
     warps = c.row_threads // 32
-    assert counts["bar.sync"] + counts["barrier.sync"] == (0 if cluster or warps == 1 else 2)
+    local = by_cta and warps > c.ctas_per_row
+    assert counts["bar.sync"] + counts["barrier.sync"] == (2 if local or not (cluster or warps == 1) else 0)
     assert counts["st.async.shared::cluster.mbarrier::complete_tx::bytes.b32"] == 2 * cluster
     assert counts["mbarrier.try_wait.parity.shared::cta.b64"] == 2 * cluster
     joins = [i for i, op in enumerate(opcodes) if op.startswith("barrier.cluster.wait")]
     assert len(joins) == cluster
     assert counts["barrier.cluster.arrive.relaxed.aligned"] == cluster
-    # A butterfly over a warp, and what eight neighbouring warps leave of the second one.
-    assert counts["shfl.sync.bfly.b32"] == 2 * (5 + (warps // min(warps, 8)).bit_length() - 1)
+    # A butterfly over a warp, what eight neighbouring warps leave of the second one, and lanes that trade halves of
+    # their sectors of the stream (and of an FP32 output).
+    rest = 0 if by_cta else (warps // min(warps, 8)).bit_length() - 1
+    trades = 0 if halves(c) or c.hidden % 16 else 4 * (1 + (c.out_dtype == "fp32"))
+    assert counts["shfl.sync.bfly.b32"] == 2 * (5 + rest) + trades
     if cluster:
         last_load = max(i for i, op in enumerate(opcodes) if op.startswith("ld.global"))
         assert last_load < joins[0] < opcodes.index("shfl.sync.bfly.b32")
@@ -240,10 +277,10 @@ def vectors(c: DualNormConstants) -> int:
     return (c.post_weight != "none") + gate * (1 + c.alpha_tensor) + c.next_has_weight
 
 
-@each_case
-def test_waiting(arch: str, constants: DualNormConstants) -> None:
+@each_kernel
+def test_waiting(arch: str, constants: DualNormConstants, by_cta: bool) -> None:
     """Weights and gates are loaded before the wait, partial and stream after it; a release follows the wait at once."""
-    c, opcodes = constants, ptx.Kernel(compiled(arch, constants)[0]).opcodes()
+    c, opcodes = constants, kernels(arch, constants)[by_cta].opcodes()
     loads = [i for i, op in enumerate(opcodes) if op.startswith("ld.global")]
     waits = [i for i, op in enumerate(opcodes) if op == "griddepcontrol.wait"]
     releases = [i for i, op in enumerate(opcodes) if op == "griddepcontrol.launch_dependents"]
@@ -289,8 +326,9 @@ def test_the_assembler_changed_nothing(arch: str, constants: DualNormConstants) 
         sass = subprocess.run([str(nvdisasm()), "-c", file.name], capture_output=True, text=True, check=True).stdout
     machine = collections.Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", sass))
     assert machine["LDL"] == machine["STL"] == 0
-    written = collections.Counter(ptx.Kernel(text).opcodes())
+    entries = [collections.Counter(ptx.Kernel(entry).opcodes()) for entry in ptx.entries(text)]
+    written = sum(entries, collections.Counter())
     for word, name in (("mul", "FMUL"), ("add", "FADD"), ("fma", "FFMA")):
         for suffix, lanes in (("f32", ""), ("f32x2", "2")):
             assert machine[name + lanes] == written[f"{word}.rn.{suffix}"]
-    assert machine["MUFU"] == 2
+    assert machine["MUFU"] == 2 * len(entries)

@@ -16,9 +16,9 @@ from oracle import fp32
 from oracle.ptx_access import MemoryInstructions
 from oracle.ptx_cluster import Cluster
 from oracle.ptx_memory import BASE, DTYPES, GAP, Array, Memory
-from oracle.ptx_text import Kernel, PtxError, operands_of
+from oracle.ptx_text import Kernel, PtxError, entries, operands_of
 
-__all__ = ["Kernel", "PtxError", "run"]
+__all__ = ["Kernel", "PtxError", "entries", "run"]
 
 COMPARE: dict[str, Any] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
@@ -58,6 +58,9 @@ class _Run(MemoryInstructions):
         self.parameters = {
             name: BASE + i * GAP if i in buffers else int(np.float32(a).view(np.uint32)) if type(a) is float else a
             for i, (name, a) in enumerate(zip(kernel.parameters, arguments, strict=True))
+        }
+        self.lengths = {
+            name: len(a) for name, a in zip(kernel.parameters, arguments, strict=True) if isinstance(a, np.ndarray)
         }
         self.scopes: list[dict[str, Any]] = [{}]
         grid = np.arange(ctas)[:, None]

@@ -17,6 +17,7 @@ class MemoryInstructions:
     cluster: Cluster
     shape: tuple[int, int]
     parameters: dict[str, int]
+    lengths: dict[str, int]
     read: Callable[[str, str], Array]
     write: Callable[[str, Array, Array | None], None]
 
@@ -26,10 +27,12 @@ class MemoryInstructions:
 
     def op_ld(self, parts: list[str], args: list[str], mask: Array | None) -> bool:
         if parts[1] == "param":
+            # A tensor with rows counted at run time is a pointer and, 8 bytes on, the count.
             name, _, offset = args[1].strip("[]").partition("+")
-            if offset:
+            known = {"": self.parameters, "8": self.lengths}.get(offset, {})
+            if name not in known:
                 return False
-            self.write(args[0], np.full(self.shape, self.parameters[name], DTYPES[parts[-1][1:]]), mask)
+            self.write(args[0], np.full(self.shape, known[name], DTYPES[parts[-1][1:]]), mask)
             return True
         address = self.address(args[1], parts[1])
         for i, target in enumerate(args[0].strip("{} ").split(",")):

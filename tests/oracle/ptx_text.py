@@ -28,6 +28,12 @@ def operands_of(text: str) -> list[str]:
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)]
 
 
+def entries(text: str) -> list[str]:
+    """A PTX text with several kernels as several texts with one each, in order."""
+    head, *bodies = re.split(r"^(?=\.visible \.entry)", text, flags=re.MULTILINE)
+    return [head + body for body in bodies]
+
+
 class Kernel:
     """The one entry of a PTX text, launched in clusters of `cluster` CTAs (which the text does not say)."""
 
