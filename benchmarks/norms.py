@@ -28,10 +28,10 @@ from stock import DEFAULT, Stock
 from support.rows import rows_of, same_bits
 from timing import capture, replay_times
 
-from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.plan import Deployment, attention_boundary
 
 H = 8192
-BOUNDARY = DualNormConstants(H, 1e-8, next_eps=1e-5, next_gain_center=1.0)
+BOUNDARY = attention_boundary(Deployment(), "sm_90a")
 SETS_BYTES = 16 << 20
 CALLS = 40
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -130,10 +130,19 @@ def measure(stock, rows, variants):
 
 
 def spreads():
-    """The boundary with every number of CTAs a row, with and without early release."""
+    """The boundary with every number of CTAs a row, with early release (as planned) and without."""
     for ctas, early in itertools.product((1, 2, 4, 8), (False, True)):
         name = f"dual norm, {ctas} CTAs a row{', early release' if early else ''}"
         yield name, dataclasses.replace(BOUNDARY, ctas_per_row=ctas, release_early=early)
+
+
+def driver_version():
+    """Version of the NVIDIA driver, as the kernel module says it; None where it does not."""
+    try:
+        words = pathlib.Path("/proc/driver/nvidia/version").read_text().split()
+    except OSError:
+        return None
+    return next((word for word in words if word.count(".") >= 1 and word[0].isdigit()), None)
 
 
 def main():
@@ -150,7 +159,7 @@ def main():
     )
     document = {
         "device": torch.cuda.get_device_name(),
-        "driver": torch.cuda.driver_version() if hasattr(torch.cuda, "driver_version") else None,
+        "driver": driver_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "stock": f"vLLM 0.33.0's kernels, Triton {stock.triton}",

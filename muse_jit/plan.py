@@ -168,7 +168,9 @@ def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
     """The standalone dual norm after the attention's all-reduce: post_attn_norm without weight, gates by channel,
     pre_ffn_norm with a zero-centred weight after it.
 
-    On sm_100 and sm_103 stock runs FlashInfer's kernel, whatever Triton is installed; elsewhere Triton's.
+    On sm_100 and sm_103 stock runs FlashInfer's kernel, whatever Triton is installed; elsewhere Triton's. The kernel
+    releases its dependents right after its own wait: a dependent that was launched early waits for this whole grid
+    before it reads, and one launched without PDL starts after it anyway.
     """
     return DualNormConstants(
         hidden=deployment.model.hidden_size,
@@ -176,6 +178,7 @@ def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
         next_eps=deployment.model.rms_norm_eps,
         next_gain_center=1.0,
         enable_pdl=deployment.pdl,
+        release_early=deployment.pdl,
         order="flashinfer-0.7" if arch in FLASHINFER_ARCHES else deployment.order,
     )
 

@@ -66,7 +66,11 @@ def test_options_reach_the_constants():
 def test_the_attention_boundary_follows_stock_by_architecture(arch, order):
     plan = make_plan(Deployment(tp=16, order="triton-3.6"), [arch])
     (boundary,) = [p.constants for p in plan.kernels if p.constants.family == "dual_norm"]
-    assert boundary == DualNormConstants(8192, 1e-8, next_eps=1e-5, next_gain_center=1.0, order=order)
+    assert boundary == DualNormConstants(
+        8192, 1e-8, next_eps=1e-5, next_gain_center=1.0, enable_pdl=True, release_early=True, order=order
+    )
+    plain = make_plan(Deployment(tp=16, pdl=False), [arch]).only("dual_norm").kernels[0].constants
+    assert (plain.enable_pdl, plain.release_early) == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.plan import Deployment, attention_boundary
 
 FRONT = RowNormConstants(
     hidden=8192, eps=1e-5, has_weight=True, gain_center=1.0, stream=True, enable_pdl=True, release_early=True
@@ -94,7 +95,13 @@ def emulated_boundaries():
 
 def all_sets():
     """Everything above, each once."""
-    duals = [*boundary_sets(), *dual_norm_sets("triton-3.8"), *dual_norm_sets("triton-3.6"), *emulated_boundaries()]
+    duals = [
+        attention_boundary(Deployment(), "sm_90a"),
+        *boundary_sets(),
+        *dual_norm_sets("triton-3.8"),
+        *dual_norm_sets("triton-3.6"),
+        *emulated_boundaries(),
+    ]
     return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals]))
 
 

@@ -83,7 +83,7 @@ each_case = pytest.mark.parametrize(("arch", "constants"), CASES, ids=name_of)
 
 
 def kernels(arch: str, c: DualNormConstants) -> dict[bool, ptx.Kernel]:
-    """The kernels of a compiled set: in which every warp tells every CTA, and in which a CTA adds up its warps first."""
+    """The kernels of a compiled set: whether a CTA adds up its own warps before it tells the others."""
     found = [ptx.Kernel(text, cluster=c.ctas_per_row) for text in ptx.entries(compiled(arch, c)[0])]
     if c.ctas_per_row == 1:
         (only,) = found

@@ -1,0 +1,82 @@
+"""One launch of every norm kernel that Muse Spark is served with, small enough for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck|racecheck|synccheck python benchmarks/sanitize.py
+
+Rows are chosen so that every kernel of a library runs: a row spread over four CTAs, over two, and one CTA a row; every
+warp telling every CTA, and CTAs adding up their own warps. Results are compared with the order's emulation on the CPU,
+so that a run in which nothing happened is seen.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import torch
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "tests")]
+
+from oracle import dual, norms
+from support.rows import rows_of, same_bits
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "gpu")]
+import cases
+
+ROWS = (1, 30, 40, 65)
+
+
+def rsqrt(a):
+    return torch.rsqrt(torch.from_numpy(np.ascontiguousarray(a)).cuda()).cpu().numpy()
+
+
+def front(x_fp32):
+    from muse_jit.ops.row_norm import RowNorm
+
+    constants = next(c for c in cases.front_sets() if c.x_fp32 == x_fp32 and not c.aux and c.order == "triton-3.8")
+    weight = (torch.randn(8192, device="cuda") * 0.2).bfloat16()
+    norm = RowNorm(constants, weight)
+    for rows in ROWS:
+        x = rows_of("normal", rows, 8192, norm.x_dtype, rows)
+        out, stream = torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(x, dtype=torch.float32)
+        norm.launch(x, out, rows, stream)
+        expected, _, _ = norms.row_norm(
+            x.float().cpu().numpy()[:2], weight.float().cpu().numpy(), constants, "sm_90a", rsqrt
+        )
+        assert same_bits(out[:2].float().cpu(), torch.from_numpy(expected)) == 0
+        assert same_bits(stream, x.float()) == 0
+
+
+def boundary(constants):
+    from muse_jit.ops.dual_norm import DualNorm
+
+    norm = DualNorm(constants)
+    post, following = ((torch.randn(8192, device="cuda") * 0.2).bfloat16() for _ in range(2))
+    alpha, beta = (torch.rand(8192, device="cuda") for _ in range(2))
+    parameters = (post if constants.post_weight != "none" else None, alpha, beta, following)
+    for rows in ROWS:
+        partial = rows_of("normal", rows, 8192, torch.bfloat16, rows)
+        stream = rows_of("normal", rows, 8192, torch.float32, rows + 100)
+        new, out = stream.clone(), torch.empty_like(partial)
+        norm.run(partial, new, *parameters, out)
+        arrays = [None if p is None else p.float().cpu().numpy() for p in parameters]
+        expected = dual.dual_norm(
+            partial[:2].float().cpu().numpy(), stream[:2].cpu().numpy(), *arrays, constants, "sm_90a", rsqrt
+        )
+        for got, wanted in zip((new, out), expected, strict=True):
+            assert same_bits(got[:2].float().cpu(), torch.from_numpy(wanted)) == 0
+
+
+def main():
+    count = 0
+    for x_fp32 in (False, True):
+        front(x_fp32)
+        count += 1
+    for constants in cases.boundary_sets():
+        if constants.enable_pdl:
+            boundary(constants)
+            count += 1
+    torch.cuda.synchronize()
+    print(f"{count} constant sets, rows {ROWS}: results as emulated")
+
+
+if __name__ == "__main__":
+    main()
