@@ -37,3 +37,9 @@ format: setup
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info
+
+# The store's model test for half an hour: random interleavings of get, kill, damage, prune, deletion, clock steps.
+SOAK_MINUTES ?= 30
+.PHONY: soak
+soak: setup
+	cd tests && SOAK_MINUTES=$(SOAK_MINUTES) ../$(BIN)/python -m field.test_model

@@ -10,6 +10,9 @@
     MUSE_JIT_COMPILE_OPTIONS    NAME=VALUE,...: CUTE_DSL_* settings that change the code; they become part of the key
     MUSE_JIT_COMPILE_TIMEOUT    seconds one compile may take
     MUSE_JIT_STALL_LIMIT        seconds a waiter gives the holder of a key's lock before one waiter takes over
+    MUSE_JIT_MAX_BYTES          size the cache is pruned to, least recently used first: 500M, 2G, or a number of bytes
+    MUSE_JIT_WORKERS            compile workers at a time on this host; default: as many as CPUs and memory allow
+    MUSE_JIT_STRICT             0 | 1: trouble of the cache itself raises instead of costing a warning and a compile
     CC                          the compiler driver to link with
 
 An unset, empty or blank variable means the default; a malformed one raises `UsageError` naming it. No other module
@@ -18,6 +21,7 @@ reads the environment, but for handing it on to child processes.
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +46,9 @@ class Settings:
     compile_options: tuple[tuple[str, str], ...] = ()
     compile_timeout: float = 900.0
     stall_limit: float = 1200.0
+    max_bytes: int = 2 << 30
+    workers: int | None = None
+    strict: bool = False
     cc: str | None = None
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -102,6 +109,30 @@ def _cuda(variable: str, text: str) -> int:
     return int(text)
 
 
+def parse_bytes(variable: str, text: str) -> int:
+    """ "500M", "2G", "1.5 GiB" or a number of bytes; the letters are powers of 1024.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)?", text, re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{variable} is {text!r}; it must be a size such as 500M, 2G or a number of bytes")
+    return int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ").upper()))
+
+
+def _count(variable: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{variable} is {text!r}; it must be a whole number from 1")
+    return int(text)
+
+
+def _switch(variable: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise UsageError(f"{variable} is {text!r}; allowed: 0, 1")
+    return text == "1"
+
+
 def _seconds(variable: str, text: str) -> float:
     try:
         seconds = float(text)
@@ -142,5 +173,8 @@ _VARIABLES: dict[str, tuple[str, Any]] = {
     "compile_options": ("MUSE_JIT_COMPILE_OPTIONS", parse_compile_options),
     "compile_timeout": ("MUSE_JIT_COMPILE_TIMEOUT", _seconds),
     "stall_limit": ("MUSE_JIT_STALL_LIMIT", _seconds),
+    "max_bytes": ("MUSE_JIT_MAX_BYTES", parse_bytes),
+    "workers": ("MUSE_JIT_WORKERS", _count),
+    "strict": ("MUSE_JIT_STRICT", _switch),
     "cc": ("CC", _text),
 }

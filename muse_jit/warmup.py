@@ -5,12 +5,12 @@ and started again does only what is missing.
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from muse_jit.compiler.limits import worker_limit
 from muse_jit.errors import CacheUnusable, LinkerMissing, MuseJitError
 from muse_jit.plan import Plan, Planned
 from muse_jit.service import JitService
@@ -102,7 +102,7 @@ def warm_up(
                 "name another with --cache-dir or MUSE_JIT_CACHE_DIR"
             ) from None
     outcomes: dict[int, Outcome] = {}
-    pool = ThreadPoolExecutor(jobs or usable_cpus())
+    pool = ThreadPoolExecutor(jobs or settings.workers or worker_limit())
     pending: dict[Future[Outcome], int] = {
         pool.submit(_one, services[p.arch], p, force, dry_run): index for index, p in enumerate(plan.kernels)
     }
@@ -118,11 +118,6 @@ def warm_up(
         pool.shutdown(wait=False, cancel_futures=True)
     ordered = tuple(outcomes[index] for index in sorted(outcomes))
     return WarmupReport(ordered, time.perf_counter() - started, layout.root, plan.unavailable)
-
-
-def usable_cpus() -> int:
-    """CPUs this process may use: its affinity, which containers and batch systems set."""
-    return len(os.sched_getaffinity(0))
 
 
 def _one(service: JitService, planned: Planned, force: bool, dry_run: bool) -> Outcome:

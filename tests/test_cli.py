@@ -168,6 +168,20 @@ def test_a_malformed_variable_is_named(tmp_path):
     assert (code, err) == (2, "muse-jit: MUSE_JIT_MODE is 'sometimes'; allowed: auto, readonly, forbid, off\n")
 
 
+def test_a_cuda_version_that_the_compiler_does_not_load_is_refused_by_name(tmp_path):
+    from muse_jit.key.toolchain import installed_cuda_majors
+
+    newest, *older = installed_cuda_majors()
+    if not older:
+        pytest.skip("one CUDA flavour of the compiler is installed")
+    code, out, _ = command(
+        "muse-jit", "warmup", "--arch", "sm_90a", "--cuda", older[0], "--json", "--cache-dir", tmp_path / "cache"
+    )
+    assert code == 1
+    words = f"the DSL loaded its CUDA {newest} compiler, asked for was CUDA {older[0]}"
+    assert all(words in kernel["error"] for kernel in json.loads(out)["kernels"])
+
+
 def _toy_plan(tmp_path, *constants):
     """A plan of toy kernels, and a folder on the path that registers them through an entry point."""
     site = tmp_path / "site"

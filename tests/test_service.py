@@ -121,14 +121,96 @@ def test_processes_that_start_at_once_compile_each_key_once(settings, tmp_path):
     code = RACER.format(
         cache=settings.cache_dir, ready=str(ready), go=str(go), count=str(tmp_path / "count"), values=[1, 2]
     )
-    processes = [start(code, block=("cutlass",)) for _ in range(6)]
+    processes = [start(code, block=("cutlass", "torch")) for _ in range(6)]
     deadline = time.monotonic() + 60
     while len(list(ready.iterdir())) < 6 and time.monotonic() < deadline:
         time.sleep(0.01)
     go.touch()
-    outputs = [p.communicate(timeout=60) for p in processes]
+    outputs = [p.communicate(timeout=120) for p in processes]
     assert [out.strip() for out, _ in outputs] == ["[1, 2]"] * 6, outputs
     assert toy.compiles(tmp_path / "count") == 2
+
+
+def test_a_failure_reaches_everybody_who_waited_and_is_not_repeated(settings, tmp_path):
+    import time
+
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    ready.mkdir()
+    code = RACER.format(
+        cache=settings.cache_dir, ready=str(ready), go=str(go), count=str(tmp_path / "count"), values=[1]
+    ).replace("seconds=0.3", "seconds=1.0, behaviour='error_line'")
+    code = code.replace("print([", "\ntry: print([").replace("values!r}])", "")
+    code += "except Exception as error: print(type(error).__name__, error)\n"
+    processes = [start(code, block=("cutlass", "torch")) for _ in range(4)]
+    deadline = time.monotonic() + 60
+    while len(list(ready.iterdir())) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    go.touch()
+    outputs = [p.communicate(timeout=120)[0] for p in processes]
+    assert all(o.startswith("CompileError toy for sm_90a") for o in outputs), outputs
+    assert all("operand #0 is of the wrong kind" in o for o in outputs)
+    assert toy.compiles(tmp_path / "count") == 1
+    # Who asks later tries again: a failure is no cached result.
+    service = _service(settings)
+    with pytest.raises(CompileError):
+        service.get(toy.ToyConstants(value=1, count_file=str(tmp_path / "count"), seconds=1.0, behaviour="error_line"))
+    assert toy.compiles(tmp_path / "count") == 2
+
+
+def test_a_failure_reaches_the_threads_that_waited(settings, tmp_path):
+    service = _service(settings)
+    constants = toy.ToyConstants(count_file=str(tmp_path / "count"), seconds=0.5, behaviour="fail")
+    errors = []
+
+    def work():
+        try:
+            service.get(constants)
+        except CompileError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 4
+    assert len(set(errors)) == 1
+    assert toy.compiles(tmp_path / "count") == 1
+
+
+def test_strict_raises_where_the_cache_has_trouble(settings, constants):
+    from muse_jit.errors import CacheUnusable
+
+    pathlib.Path(settings.cache_dir).write_text("x")
+    with pytest.raises(CacheUnusable, match=r"no lock in the cache .* \(MUSE_JIT_STRICT\)"):
+        _service(settings, strict=True).get(constants)
+
+
+def test_the_cache_is_pruned_to_its_size_after_the_first_publish(settings, tmp_path):
+    values = [toy.ToyConstants(value=v) for v in range(3)]
+    for constants in values:
+        _service(settings).obtain(constants)
+    last = toy.ToyConstants(value=9)
+    size = 60_000  # three entries of about 17 KB each on disk fit, four do not
+    _service(settings, max_bytes=size).obtain(last)
+    service = _service(settings)
+    found = [isinstance(service.find(c), Hit) for c in (*values, last)]
+    assert found[-1]
+    assert not all(found)
+
+
+def test_a_hit_notes_its_use_once_a_day_and_never_in_readonly(settings, constants):
+    service = _service(settings)
+    service.obtain(constants)
+    path = pathlib.Path(service.layout.entry(service.key_of(constants)[1].digest), "entry.json")
+    os.utime(path, (1e9, 1e9))
+    assert isinstance(_service(settings, mode="readonly").find(constants), Hit)
+    assert path.stat().st_mtime == 1e9
+    assert isinstance(service.find(constants), Hit)
+    stamped = path.stat().st_mtime
+    assert stamped > 1.5e9
+    assert isinstance(service.find(constants), Hit)
+    assert path.stat().st_mtime == stamped
 
 
 def test_a_second_process_compiles_nothing_and_has_no_compiler(settings, constants, tmp_path):

@@ -29,6 +29,11 @@ def test_unset_empty_and_blank_mean_the_default(value):
         ("MUSE_JIT_COMPILE_TIMEOUT", "-1"),
         ("MUSE_JIT_COMPILE_TIMEOUT", "soon"),
         ("MUSE_JIT_STALL_LIMIT", "inf"),
+        ("MUSE_JIT_MAX_BYTES", "2 parsecs"),
+        ("MUSE_JIT_MAX_BYTES", "-1"),
+        ("MUSE_JIT_WORKERS", "0"),
+        ("MUSE_JIT_WORKERS", "many"),
+        ("MUSE_JIT_STRICT", "yes"),
     ],
 )
 def test_malformed_values_name_the_variable_and_the_value(variable, value):
@@ -45,6 +50,14 @@ def test_values_and_their_origins():
     assert described["cuda"] == {"value": 12, "origin": "environment (MUSE_JIT_CUDA)", "variable": "MUSE_JIT_CUDA"}
     assert described["cache_dir"]["origin"] == "option"
     assert described["mode"]["origin"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1234", 1234), ("12B", 12), ("5k", 5120), ("500M", 500 << 20), ("2G", 2 << 30), ("1.5 GiB", 3 << 29)],
+)
+def test_sizes(text, size):
+    assert Settings.from_environ({"MUSE_JIT_MAX_BYTES": text}).max_bytes == size
 
 
 def test_a_path_with_a_tilde_is_the_home_folder(monkeypatch):

@@ -7,6 +7,8 @@
       locks-v1/ab/<key digest>.lock          lock of one key, with a record of its holder for those who wait;
                                              never unlinked while anyone may hold it
       locks-v1/ab/<key digest>.takeover.lock taken by the one waiter that compiles past a stalled holder
+      locks-v1/prune.lock                    one pruner at a time
+      locks-v1/workers-<host>/<n>.lock       one for each compile worker that may run on a host
       staging-v1/<unique>/                   private to one builder
       set-aside-v1/<key digest>-<unique>/    damaged entries and logs of failed compiles, kept to look at
 
@@ -91,6 +93,11 @@ class Layout:
         return os.path.join(self.root, ENTRIES)
 
     @property
+    def locks(self) -> str:
+        """The folder of all locks."""
+        return os.path.join(self.root, LOCKS)
+
+    @property
     def toolchains(self) -> str:
         """Path of toolchain.json."""
         return os.path.join(self.root, TOOLCHAINS)
@@ -98,6 +105,22 @@ class Layout:
     def entry(self, digest: KeyDigest) -> str:
         """The folder of one entry."""
         return os.path.join(self.root, ENTRIES, digest[:2], digest)
+
+    def open_entry(self, digest: KeyDigest) -> int:
+        """A descriptor of an entry's folder. Only the root may be reached through links; below it none is followed.
+
+        Raises:
+            OSError: it is not there, or cannot be opened; ELOOP or ENOTDIR for a link.
+        """
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        folder = os.open(self.root, flags)
+        for name in (ENTRIES, digest[:2], digest):
+            try:
+                inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+            finally:
+                os.close(folder)
+            folder = inner
+        return folder
 
     def lock(self, digest: KeyDigest, kind: str = "lock") -> str:
         """A lock file of one key; `kind` is "lock" or "takeover.lock"."""

@@ -1,7 +1,9 @@
 """Step 4 of the path: hold a key while compiling it, so that one process of a host does and the others wait.
 
 The lock is the kernel's (`flock`, through filelock): it is freed the moment its holder dies, however it dies, and a
-lock file left behind delays nobody. The holder's record is for people; liveness never rests on it.
+lock file left behind delays nobody. The lock file's content is a record of its holder, for people; liveness never
+rests on it. It also carries the last failure: who waited for a compile that failed gets its error at once instead of
+repeating it. Who asks later compiles again: a failure is an answer to those who waited, not a cached result.
 
 A holder can also stop without dying (SIGSTOP, a hung file system). A waiter gives it `stall_limit` seconds; then one
 waiter takes the key's takeover lock and compiles, and the others wait for that one. At most two compiles in all.
@@ -9,13 +11,14 @@ waiter takes the key's takeover lock and compiles, and the others wait for that 
 filelock is imported here only, and this module only on a miss: importing it takes 44 ms.
 """
 
+import dataclasses
 import errno
 import json
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, StrictSoftFileLock, Timeout
@@ -24,9 +27,10 @@ from muse_jit.key.encoding import KeyDigest
 from muse_jit.store.layout import Layout
 
 POLL_SECONDS = 0.05
-"""How often a waiter tries: 0.6 % of a core, measured with eight waiters."""
+"""How often a waiter tries."""
 
 _WITHOUT_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_RECORD_BYTES = 1 << 16
 
 
 class LockTimeout(Exception):
@@ -38,6 +42,39 @@ class LockTimeout(Exception):
         self.holder = holder
 
 
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A compile that failed under a lock."""
+
+    message: str
+    log_path: str
+    clock: float
+    """When, by `time.monotonic()` of `host`: all processes of a host share that clock, and it never steps."""
+    host: str
+
+    def answers(self, since: float) -> bool:
+        """Whether it happened after `since` (by this process's monotonic clock), on this host."""
+        return self.host == socket.gethostname() and self.clock >= since
+
+
+@dataclasses.dataclass
+class Held:
+    """A lock that is held: what its record said before, and where to leave a failure."""
+
+    path: str
+    failure: Failure | None
+
+    def fail(self, message: str, log_path: str) -> None:
+        """Leave a failure for those who wait now. Not being able to is no error: they then find out themselves."""
+        failure = Failure(message, log_path, time.monotonic(), socket.gethostname())
+        with suppress(OSError):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                _write(descriptor, {**_record("failed"), "failure": dataclasses.asdict(failure)})
+            finally:
+                os.close(descriptor)
+
+
 @contextmanager
 def hold(
     layout: Layout,
@@ -45,7 +82,7 @@ def hold(
     what: str,
     stall_limit: float,
     on_wait: Callable[[str], None] | None = None,
-) -> Iterator[None]:
+) -> Iterator[Held]:
     """Hold the lock of one key. `on_wait` is called once, with a description of the holder, before waiting.
 
     Raises:
@@ -54,46 +91,65 @@ def hold(
     """
     path = layout.lock(digest)
     layout.make_parents(path)
-    lock = _acquire(layout, path, what, 0.0)
-    if lock is None:
+    got = _acquire(layout, path, what, 0.0)
+    if got is None:
         if on_wait is not None:
             on_wait(describe_holder(path))
-        lock = _acquire(layout, path, what, stall_limit)
-    if lock is None:
+        got = _acquire(layout, path, what, stall_limit)
+    if got is None:
         path = layout.lock(digest, "takeover.lock")
-        lock = _acquire(layout, path, what, stall_limit)
-    if lock is None:
+        got = _acquire(layout, path, what, stall_limit)
+    if got is None:
         raise LockTimeout(path, describe_holder(path))
+    lock, held = got
     try:
-        yield
+        yield held
     finally:
         lock.release()
+
+
+@contextmanager
+def try_lock(layout: Layout, path: str, what: str) -> Iterator[bool]:
+    """Take a lock if nobody has it; yields whether it was taken.
+
+    Raises:
+        OSError: as `hold`.
+    """
+    layout.make_parents(path)
+    got = _acquire(layout, path, what, 0.0)
+    try:
+        yield got is not None
+    finally:
+        if got is not None:
+            got[0].release()
 
 
 def describe_holder(path: str) -> str:
     """Who holds a lock, as far as its record tells."""
     try:
         with open(path, encoding="utf-8") as file:
-            record = json.loads(file.read(4096))
+            record = json.loads(file.read(_RECORD_BYTES))
         since = time.strftime("%H:%M:%S", time.localtime(record["since"]))
         return f"process {record['pid']} on {record['host']} since {since} ({record['what']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "another process"
 
 
-def _acquire(layout: Layout, path: str, what: str, timeout: float) -> BaseFileLock | None:
+def _acquire(layout: Layout, path: str, what: str, timeout: float) -> tuple[BaseFileLock, Held] | None:
     """The lock, acquired, or None if it did not come free in time."""
+    held = Held(path, None)
 
     def record(descriptor: int) -> None:
-        text = json.dumps(_record(what)).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        held.failure = _failure_in(os.pread(descriptor, _RECORD_BYTES, 0))
+        # A failure is carried on: several may wait for the same one, and each takes the lock in turn.
+        failure = {} if held.failure is None else {"failure": dataclasses.asdict(held.failure)}
+        _write(descriptor, {**_record(what), **failure})
 
     options: dict[str, Any] = {"mode": layout.file_mode, "poll_interval": POLL_SECONDS, "thread_local": False}
     lock: BaseFileLock = FileLock(path, fallback_to_soft=False, on_acquired=record, **options)
     try:
         lock.acquire(timeout=timeout)
-        return lock
+        return lock, held
     except Timeout:
         return None
     except OSError as error:
@@ -103,9 +159,26 @@ def _acquire(layout: Layout, path: str, what: str, timeout: float) -> BaseFileLo
     soft = StrictSoftFileLock(f"{path}.claims", **options)
     try:
         soft.acquire(timeout=timeout)
-        return soft
+        return soft, held
     except Timeout:
         return None
+
+
+def _write(descriptor: int, record: dict[str, Any]) -> None:
+    """Replace the record; a full disk costs the record, not the lock."""
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(record).encode(), 0)
+
+
+def _failure_in(data: bytes) -> Failure | None:
+    try:
+        values = json.loads(data)["failure"]
+        failure = Failure(**values)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    kinds = (failure.message, str), (failure.log_path, str), (failure.clock, float), (failure.host, str)
+    return failure if all(type(value) is kind for value, kind in kinds) else None
 
 
 def _record(what: str) -> dict[str, Any]:

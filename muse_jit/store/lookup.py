@@ -70,6 +70,8 @@ class Hit:
     artifact: bytes
     inode: int | None = None
     """Inode of the entry's folder; None for a kernel that was just built."""
+    last_used: float | None = None
+    """Seconds since the epoch, exact to a day; None for a kernel that was just built."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +83,17 @@ class Miss:
     inode: int | None = None
 
 
+PASSING = (errno.ESTALE, errno.EBUSY, errno.EINTR)
+"""What network file systems answer now and then, and not the next time."""
+
+_TRIES = 3
+
+
 class _Unfit(Exception):
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, code: int | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
+        self.passing = code in PASSING
 
 
 def find(layout: Layout, key: KernelKey) -> Hit | Miss:
@@ -98,29 +107,35 @@ def find(layout: Layout, key: KernelKey) -> Hit | Miss:
 
 def read_entry(layout: Layout, digest: KeyDigest) -> Hit | Miss:
     """Read and verify whatever is stored under a digest (for the tools, which have no key to compare)."""
-    inode = None
-    try:
-        root = os.stat(layout.root)
-        _check_owner(root, layout.root)
-        folder = os.open(layout.entry(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    result: Hit | Miss = Miss(Reason.ABSENT)
+    for _ in range(_TRIES):
+        inode = None
         try:
-            inode = os.fstat(folder).st_ino
-            return _read(folder, digest, inode)
-        finally:
-            os.close(folder)
-    except _Unfit as unfit:
-        return Miss(unfit.reason, str(unfit), inode)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR) and inode is None:
-            return Miss(Reason.ABSENT)
-        reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
-        return Miss(reason, f"{error.strerror} ({layout.entry(digest)})", inode)
+            _check_owner(os.stat(layout.root), layout.root)
+            folder = layout.open_entry(digest)
+            try:
+                inode = os.fstat(folder).st_ino
+                return _read(folder, digest, inode)
+            finally:
+                os.close(folder)
+        except _Unfit as unfit:
+            result = Miss(unfit.reason, str(unfit), inode)
+            if not unfit.passing:
+                break
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR) and inode is None:
+                return Miss(Reason.ABSENT)
+            reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
+            result = Miss(reason, f"{error.strerror} ({layout.entry(digest)})", inode)
+            if error.errno not in PASSING:
+                break
+    return result
 
 
 def read_manifest(layout: Layout, digest: KeyDigest) -> Entry | Miss:
     """The manifest alone, without reading the artifact: enough for listing."""
     try:
-        folder = os.open(layout.entry(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = layout.open_entry(digest)
         try:
             return _manifest(folder, digest)
         finally:
@@ -138,7 +153,7 @@ def _read(folder: int, digest: KeyDigest, inode: int) -> Hit:
         raise _Unfit(Reason.TRUNCATED, f"{ARTIFACT} has {len(artifact)} bytes, published were {entry.artifact_size}")
     if content_digest(artifact) != entry.artifact_digest:
         raise _Unfit(Reason.BAD_DIGEST, f"the bytes of {ARTIFACT} are not the published ones")
-    return Hit(entry, artifact, inode)
+    return Hit(entry, artifact, inode, os.stat(MANIFEST, dir_fd=folder, follow_symlinks=False).st_mtime)
 
 
 def _manifest(folder: int, digest: KeyDigest) -> Entry:
@@ -160,7 +175,7 @@ def _bytes_of(folder: int, name: str) -> bytes:
         raise _Unfit(Reason.INCOMPLETE, f"{name} is missing") from None
     except OSError as error:
         reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
-        raise _Unfit(reason, f"{name}: {error.strerror}") from None
+        raise _Unfit(reason, f"{name}: {error.strerror}", error.errno) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -9,13 +9,16 @@ import errno
 import json
 import os
 import shutil
+import time
 from typing import Any
 
 from muse_jit.key.encoding import KeyDigest
 from muse_jit.key.toolchain import Toolchain
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import ARTIFACT, MANIFEST, SET_ASIDE, STAGING, Layout, flush_folder
-from muse_jit.store.lookup import Hit, Miss, read_entry
+from muse_jit.store.lookup import PASSING, Hit, Miss, read_entry
+
+_TRIES = 3
 
 
 def publish(layout: Layout, entry: Entry, artifact: bytes) -> Entry:
@@ -41,12 +44,15 @@ def publish(layout: Layout, entry: Entry, artifact: bytes) -> Entry:
 
 
 def _commit(layout: Layout, entry: Entry, staging: str, final: str) -> Entry:
-    for _ in range(2):
+    for attempt in range(_TRIES):
         try:
             os.rename(staging, final)
             flush_folder(os.path.dirname(final))
             return entry
         except OSError as error:
+            if error.errno in PASSING and attempt < _TRIES - 1:
+                time.sleep(0.05 * (attempt + 1))
+                continue
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         # Another builder was first (after a takeover, or without locks), or a damaged entry stands in the way.

@@ -10,10 +10,6 @@ import functools
 import itertools
 import pathlib
 import re
-import shutil
-import struct
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -21,6 +17,7 @@ import numpy as np
 import pytest
 from oracle import dual, fp32, ptx
 from oracle.dual_rows import rows_for, sparse_rows, vector_for
+from oracle.sass import instruction_counts, local_bytes, needs_nvdisasm, registers
 
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.kernels import dual_norm
@@ -294,37 +291,19 @@ def test_waiting(arch: str, constants: DualNormConstants, by_cta: bool) -> None:
     assert max(loads) < first_use
 
 
-def attributes(cubin: bytes, code: int) -> list[int]:
-    """The values of a per-function attribute in the cubin's .nv.info (format 4, eight bytes: symbol, value)."""
-    found = re.finditer(re.escape(bytes((4, code, 8, 0))) + b".{4}(.{4})", cubin, flags=re.DOTALL)
-    return [struct.unpack("<I", match[1])[0] for match in found]
-
-
-FRAME_SIZE, REGISTERS = 0x11, 0x2F
-
-
 @each_case
 def test_no_spills(arch: str, constants: DualNormConstants) -> None:
     _, cubin = compiled(arch, constants)
-    assert set(attributes(cubin, FRAME_SIZE)) == {0}
-    assert 0 < max(attributes(cubin, REGISTERS)) <= 64
+    assert set(local_bytes(cubin)) == {0}
+    assert all(0 < count <= 64 for count in registers(cubin))
 
 
-def nvdisasm() -> str | None:
-    bundled = pathlib.Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")
-    return next((str(path) for path in bundled), shutil.which("nvdisasm"))
-
-
-@pytest.mark.skipif(nvdisasm() is None, reason="needs nvdisasm (nvidia-cuda-nvdisasm)")
+@needs_nvdisasm
 @each_case
 def test_the_assembler_changed_nothing(arch: str, constants: DualNormConstants) -> None:
     """As many roundings of each kind in the machine code as in the PTX, so nothing was fused or split."""
     text, cubin = compiled(arch, constants)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        sass = subprocess.run([str(nvdisasm()), "-c", file.name], capture_output=True, text=True, check=True).stdout
-    machine = collections.Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", sass))
+    machine = instruction_counts(cubin)
     assert machine["LDL"] == machine["STL"] == 0
     entries = [collections.Counter(ptx.Kernel(entry).opcodes()) for entry in ptx.entries(text)]
     written = sum(entries, collections.Counter())

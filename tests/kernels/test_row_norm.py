@@ -9,16 +9,13 @@ import dataclasses
 import functools
 import pathlib
 import re
-import shutil
-import struct
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
 import numpy as np
 import pytest
 from oracle import fp32, norms, ptx
+from oracle.sass import instruction_counts, local_bytes, needs_nvdisasm, registers
 
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.kernels import row_norm
@@ -221,30 +218,14 @@ def test_waiting(arch: str, constants: RowNormConstants) -> None:
     assert max(loads) < first_use
 
 
-def attributes(cubin: bytes, code: int) -> list[int]:
-    """The values of a per-function attribute in the cubin's .nv.info (format 4, eight bytes: symbol, value)."""
-    found = re.finditer(re.escape(bytes((4, code, 8, 0))) + b".{4}(.{4})", cubin, flags=re.DOTALL)
-    return [struct.unpack("<I", match[1])[0] for match in found]
-
-
-FRAME_SIZE, REGISTERS = 0x11, 0x2F
-
-
 @each_case
 def test_no_spills(arch: str, constants: RowNormConstants) -> None:
     _, cubin = compiled(arch, constants)
-    frames, registers = attributes(cubin, FRAME_SIZE), attributes(cubin, REGISTERS)
-    assert set(frames) == {0}
-    assert registers
-    assert max(registers) <= (128 if constants.hidden <= 8192 else 255)
+    assert local_bytes(cubin) == [0]
+    assert 0 < registers(cubin)[0] <= (128 if constants.hidden <= 8192 else 255)
 
 
-def nvdisasm() -> str | None:
-    bundled = pathlib.Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")
-    return next((str(path) for path in bundled), shutil.which("nvdisasm"))
-
-
-@pytest.mark.skipif(nvdisasm() is None, reason="needs nvdisasm (nvidia-cuda-nvdisasm)")
+@needs_nvdisasm
 @pytest.mark.parametrize(("arch", "constants"), CASES[::2], ids=name_of)
 def test_the_assembler_changed_nothing(arch: str, constants: RowNormConstants) -> None:
     """As many roundings of each kind in the machine code as in the PTX, so nothing was fused or split.
@@ -252,11 +233,7 @@ def test_the_assembler_changed_nothing(arch: str, constants: RowNormConstants) -
     Fewer only where a row does not fill its tile: the zeros' share may be computed at compile time.
     """
     text, cubin = compiled(arch, constants)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        sass = subprocess.run([str(nvdisasm()), "-c", file.name], capture_output=True, text=True, check=True).stdout
-    machine = collections.Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)", sass))
+    machine = instruction_counts(cubin)
     assert machine["LDL"] == machine["STL"] == 0
     written = collections.Counter(ptx.Kernel(text).opcodes())
     for word, name in (("mul", "FMUL"), ("add", "FADD"), ("fma", "FFMA")):

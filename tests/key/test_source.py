@@ -1,4 +1,5 @@
 import os
+import subprocess
 import textwrap
 
 import pytest
@@ -155,6 +156,25 @@ def test_the_digest_does_not_change_when_the_kernel_was_imported():
         "print(before)"
     )
     assert run(code).strip() == source_of("support.toy:build").digest
+
+
+@pytest.mark.parametrize("python", ["python3.12", "python3.13", "python3.14"])
+def test_the_digest_is_the_same_under_another_python(python):
+    import muse_jit
+
+    package = os.path.dirname(os.path.dirname(muse_jit.__file__))
+    code = (
+        f"import sys; sys.path.insert(0, {package!r})\nfrom muse_jit.key.source import source_of\n"
+        "print(*(source_of(f'muse_jit.kernels.{name}:build').digest for name in ('row_norm', 'dual_norm')))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip(f"no {python} here")
+    if done.returncode:
+        pytest.skip(f"{python} does not run here: {done.stderr.strip().splitlines()[-1:]}")
+    names = ("muse_jit.kernels.row_norm:build", "muse_jit.kernels.dual_norm:build")
+    assert done.stdout.split() == [source_of(name).digest for name in names]
 
 
 def test_the_digest_is_the_same_from_another_folder(tmp_path):

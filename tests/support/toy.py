@@ -6,6 +6,7 @@ what tvm_ffi calls, and the call returns `value`, so that a test sees whose code
 
 import dataclasses
 import os
+import signal
 import subprocess
 import time
 
@@ -24,7 +25,10 @@ int __tvm_ffi_{symbol}(void *self, const any *args, int32_t count, any *result) 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ToyConstants(ConstantSet):
-    """`behaviour`: ok, fail, error_line, crash, hang, silent, wrong_type."""
+    """`behaviour`: ok, fail, error_line, crash, hang, silent, wrong_type; child (starts a process that outlives the
+    compile; its id goes to `count_file` + ".child"); killed, killed_in_export, killed_at_result (the worker gets
+    SIGKILL at that step); stopped (it gets SIGSTOP). With "_once" at its end: only the first compile of `count_file`.
+    """
 
     value: int = 7
     count_file: str = ""
@@ -42,24 +46,53 @@ class _Object:
         subprocess.run(command, input=source, text=True, check=True)
 
 
+class _Torn:
+    """Writes the beginning of an object file and dies."""
+
+    def export_to_c(self, path, *, function_name):
+        with open(path, "wb") as file:
+            file.write(b"\x7fELF\x02\x01\x01")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start_child(constants):
+    child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+    with open(constants.count_file + ".child", "a") as file:
+        file.write(f"{child.pid}\n")
+
+
 def build(constants, target):
     if constants.count_file:
         with open(constants.count_file, "a") as file:
             file.write(f"{os.getpid()} {target.arch}\n")
+    behaviour = constants.behaviour
+    if behaviour.endswith("_once"):
+        with open(constants.count_file) as file:
+            behaviour = behaviour.removesuffix("_once") if len(file.readlines()) == 1 else "ok"
+    if behaviour == "child":
+        _start_child(constants)
     time.sleep(constants.seconds)
-    if constants.behaviour == "fail":
+    if behaviour == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if behaviour == "killed_in_export":
+        return _Torn()
+    if behaviour == "killed_at_result":
+        os.rename = lambda source, target: os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "fail":
         raise ValueError("the toy was told to fail")
-    if constants.behaviour == "error_line":
+    if behaviour == "error_line":
         print("noise before")
         print("toy.py:1: error: operand #0 is of the wrong kind")
         raise RuntimeError("pass pipeline failed")
-    if constants.behaviour == "crash":
+    if behaviour == "crash":
         os.abort()
-    if constants.behaviour == "hang":
+    if behaviour == "hang":
         time.sleep(600)
-    if constants.behaviour == "silent":
+    if behaviour == "silent":
         os._exit(0)
-    if constants.behaviour == "wrong_type":
+    if behaviour == "wrong_type":
         return object()
     return _Object(constants.value)
 

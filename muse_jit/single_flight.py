@@ -1,0 +1,231 @@
+"""Compile a key once per host: hold its lock, look again, compile, publish. Trouble of the cache costs a warning.
+
+The stages of a miss, of which `JitService.obtain` sees one call. What a request is answered with is `Stored`: an
+artifact, whether it was found or built, and, if it could not be stored, why.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from muse_jit import __version__
+from muse_jit.constants.base import ConstantSet
+from muse_jit.errors import CacheUnusable, CompileError
+from muse_jit.kernels.registry import KernelFamily
+from muse_jit.key.encoding import content_digest
+from muse_jit.key.kernel_key import KernelKey
+from muse_jit.key.toolchain import Toolchain, runtime_library
+from muse_jit.settings import Settings
+from muse_jit.store.entry import Entry
+from muse_jit.store.layout import Layout
+from muse_jit.store.lookup import TO_SET_ASIDE, Hit, Miss
+
+if TYPE_CHECKING:  # importing the lock imports filelock, which a hit does without
+    from muse_jit.store.lock import Held
+
+logger = logging.getLogger("muse_jit")
+
+PRUNE_EVERY = 100
+"""Publishes of one process between two looks at the size of the cache; the first one looks, too."""
+
+
+@dataclasses.dataclass
+class Counters:
+    """What a service did: one count for each way a request was answered, and what went wrong beside it."""
+
+    memory_hits: int = 0
+    disk_hits: int = 0
+    compiled: int = 0
+    failed: int = 0
+    waited: int = 0
+    """Requests that waited for another process to compile the same key."""
+    not_stored: int = 0
+    """Kernels that were compiled and could not be written to the cache."""
+    misses: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Reason of a miss to how often."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The answer to one request before loading: the artifact, and how it was come by."""
+
+    hit: Hit
+    status: str
+    """ "hit" or "compiled"."""
+    not_stored: str = ""
+    """Why a compiled kernel is not in the cache; empty when it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One kernel that is wanted and was not found."""
+
+    family: KernelFamily
+    constants: ConstantSet
+    key: KernelKey
+    imports: frozenset[str]
+    """Outside modules that the kernel's source reaches."""
+    since: float
+    """When it was asked for, by `time.monotonic()`: a failure after that is an answer to it."""
+
+
+class Trouble:
+    """Warns once per message about trouble of the cache, or raises where MUSE_JIT_STRICT says so."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self._said: set[str] = set()
+        self._state = threading.Lock()
+
+    def warn(self, message: str) -> None:
+        """Raises `CacheUnusable` when strict."""
+        if self.strict:
+            raise CacheUnusable(f"{message} (MUSE_JIT_STRICT)")
+        with self._state:
+            known = message in self._said
+            self._said.add(message)
+        if not known:
+            logger.warning("%s", message)
+
+
+class SingleFlight:
+    """Builds the missing kernels of one service."""
+
+    def __init__(
+        self, settings: Settings, layout: Layout, toolchain: Toolchain, counters: Counters, trouble: Trouble
+    ) -> None:
+        self.settings, self.layout, self.toolchain = settings, layout, toolchain
+        self.counters, self.trouble = counters, trouble
+        self.stores = settings.mode not in ("off", "readonly")
+        self._published = 0
+
+    def build(self, request: Request, miss: Miss, look_again: Callable[[], Hit | Miss], *, force: bool) -> Stored:
+        """Compile, unless somebody else did meanwhile, and publish.
+
+        Raises:
+            CompileError: it does not compile, here or where this request waited for it.
+            LinkerMissing, ToolchainError: this machine lacks something.
+        """
+        with self._lock(request) as held:
+            again = look_again() if held is not None and not force else miss
+            if isinstance(again, Hit):
+                self.counters.disk_hits += 1
+                return Stored(again, "hit")
+            if held is not None and held.failure is not None and held.failure.answers(request.since):
+                self.counters.failed += 1
+                raise CompileError(held.failure.message, log_path=held.failure.log_path)
+            try:
+                built = self._compile(request, shared=held is not None)
+            except CompileError as error:
+                if held is not None:
+                    held.fail(str(error), error.log_path)
+                raise
+            return self._publish(request.key, built, again)
+
+    @contextlib.contextmanager
+    def _lock(self, request: Request) -> "Iterator[Held | None]":
+        """Hold the key's lock; None where there can be no lock, and the kernel is compiled without one."""
+        if not self.stores:
+            yield None
+            return
+        from muse_jit.store.lock import LockTimeout, hold
+
+        def waiting(holder: str) -> None:
+            self.counters.waited += 1
+            logger.info("waiting for %s: compiled by %s", request.key.kernel, holder)
+
+        held = None
+        with contextlib.ExitStack() as stack:
+            try:
+                self.layout.create()
+                what = f"compiling {request.key.kernel} for {request.key.target.arch}"
+                lock = hold(self.layout, request.key.digest, what, self.settings.stall_limit, waiting)
+                held = stack.enter_context(lock)
+            except (OSError, CacheUnusable, LockTimeout) as error:
+                self.trouble.warn(f"no lock in the cache ({error}); compiling without it")
+            yield held
+
+    @contextlib.contextmanager
+    def _slot(self, shared: bool) -> Iterator[None]:
+        """A place among the host's compile workers; none where no lock can be kept either."""
+        with contextlib.ExitStack() as stack:
+            if shared:
+                from muse_jit.compiler.limits import worker_limit
+                from muse_jit.compiler.slots import worker_slot
+
+                limit = self.settings.workers or worker_limit()
+                with contextlib.suppress(OSError, CacheUnusable):
+                    stack.enter_context(worker_slot(self.layout, limit, self.settings.stall_limit))
+            yield
+
+    def _compile(self, request: Request, *, shared: bool) -> Hit:
+        from muse_jit.compiler.build import build
+        from muse_jit.store.publish import keep_log
+
+        key = request.key
+        logger.debug("compiling %s for %s: %s", key.kernel, key.target, request.constants)
+        try:
+            with self._slot(shared):
+                built = build(
+                    request.family,
+                    request.constants,
+                    key,
+                    runtime_library=runtime_library(key.target.cuda, self.settings.runtime_lib),
+                    imports=request.imports,
+                    timeout=self.settings.compile_timeout,
+                    cc=self.settings.cc,
+                )
+        except CompileError as error:
+            self.counters.failed += 1
+            if self.stores:
+                with contextlib.suppress(CacheUnusable):
+                    error.log_path = keep_log(self.layout, key.digest, error.log) or ""
+            where = f"; full log: {error.log_path}" if error.log_path else ""
+            raise CompileError(f"{error}{where}", error.log, error.log_path) from None
+        self.counters.compiled += 1
+        logger.debug("compiled %s in %.2f s", key.kernel, built.compile_seconds)
+        entry = Entry(
+            digest=key.digest,
+            key=key.document,
+            symbol=key.symbol,
+            artifact_digest=content_digest(built.artifact),
+            artifact_size=len(built.artifact),
+            compile_seconds=round(built.compile_seconds, 4),
+            link_seconds=round(built.link_seconds, 4),
+            created=time.time(),
+            created_by=f"muse_jit {__version__}",
+            resources=built.resources,
+        )
+        return Hit(entry, built.artifact)
+
+    def _publish(self, key: KernelKey, built: Hit, miss: Miss) -> Stored:
+        """Store what was built; where that cannot be, the kernel is used from memory."""
+        if not self.stores:
+            return Stored(built, "compiled", f"mode {self.settings.mode} writes nothing")
+        from muse_jit.store.publish import publish, record_toolchain, set_aside
+
+        try:
+            if miss.reason in TO_SET_ASIDE:
+                set_aside(self.layout, key.digest, miss)
+            publish(self.layout, built.entry, built.artifact)
+            record_toolchain(self.layout, self.toolchain, built.entry.created)
+            self._keep_bounds()
+        except (OSError, CacheUnusable) as error:
+            self.counters.not_stored += 1
+            self.trouble.warn(f"the cache cannot be written, kernels are used from memory: {error}")
+            return Stored(built, "compiled", str(error))
+        return Stored(built, "compiled")
+
+    def _keep_bounds(self) -> None:
+        """Now and then prune to MUSE_JIT_MAX_BYTES and sweep litter."""
+        self._published += 1
+        if self._published % PRUNE_EVERY == 1:
+            from muse_jit.store.prune import prune
+
+            report = prune(self.layout, max_bytes=self.settings.max_bytes)
+            if report.removed:
+                logger.info("pruned %d kernels from %s", len(report.removed), self.layout.root)
