@@ -6,6 +6,7 @@
         TargetError             key/target: no architecture named and none to ask
       ToolchainError            key/toolchain: nothing to identify the compiler by, or a wrong one loaded
       CompileError              compiler/: a kernel did not compile; carries the log
+        SourceChanged           compiler/: the source was edited meanwhile; the service asks again once
       LinkerMissing             compiler/link: no linker on this machine (exit code 3)
       LoadError                 loader/: a verified library cannot be opened or lacks its symbol
       MissForbidden             service: a miss while compiling is forbidden
@@ -43,6 +44,10 @@ class CompileError(MuseJitError):
         super().__init__(message)
         self.log = log
         self.log_path = log_path
+
+
+class SourceChanged(CompileError):
+    """The kernel's source was edited between the look-up and the compile; asking again takes the new one."""
 
 
 class LinkerMissing(MuseJitError):

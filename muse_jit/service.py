@@ -5,14 +5,16 @@
 
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import LoadError, MissForbidden, ToolchainError, UsageError
-from muse_jit.kernels.registry import KernelFamily, family_named
+from muse_jit.errors import LoadError, MissForbidden, SourceChanged, ToolchainError, UsageError
+from muse_jit.kernels.registry import KernelFamily, class_text, family_named
 from muse_jit.key.kernel_key import KernelKey
 from muse_jit.key.options import check_options
 from muse_jit.key.source import Source, source_of
@@ -52,6 +54,7 @@ class JitService:
         self._flight = SingleFlight(self.settings, self.layout, self.toolchain, self.counters, self.trouble)
         self._state = threading.Lock()
         self._building: dict[ConstantSet, threading.Lock] = {}
+        _services.add(self)
 
     def get(self, constants: ConstantSet) -> "Kernel":
         """The kernel of a constant set: from memory, from disk, or compiled now, by this process or by another.
@@ -83,16 +86,29 @@ class JitService:
         Raises: as `get`, but for LoadError.
         """
         since = time.monotonic() if since is None else since
+        return self._obtain(constants, since, force=force)
+
+    def _obtain(
+        self, constants: ConstantSet, since: float, *, force: bool = False, rejected: int | None = None
+    ) -> Stored:
+        """`obtain`; once more, under the new key, where the source was edited meanwhile."""
+        try:
+            return self._obtain_once(constants, since, force, rejected)
+        except SourceChanged:
+            self._sources.clear()
+            return self._obtain_once(constants, since, force, rejected)
+
+    def _obtain_once(self, constants: ConstantSet, since: float, force: bool, rejected: int | None) -> Stored:
         family, key = self.key_of(constants)
-        found = self._find(key)
+        found = self._find(key, rejected)
         if isinstance(found, Hit) and force:
             found = Miss(Reason.REPLACED, "", found.inode)
         if isinstance(found, Hit):
             self.counters.disk_hits += 1
             return Stored(found, "hit")
         self._may_compile(constants, found)
-        request = Request(family, constants, key, self._source(family.build).outside, since)
-        return self._flight.build(request, found, lambda: self._find(key), force=force)
+        request = Request(family, constants, key, self._source(family), since)
+        return self._flight.build(request, found, lambda: self._find(key, rejected), force=force)
 
     def find(self, constants: ConstantSet) -> Hit | Miss:
         """Look a kernel up on disk, verified, without compiling or loading it."""
@@ -109,7 +125,7 @@ class JitService:
         if not isinstance(constants, family.constants_class):
             raise UsageError(f"{family.name} takes {family.constants_class.__name__}, not {type(constants).__name__}")
         constants.validate_for(self.target.arch)
-        source = self._source(family.build)
+        source = self._source(family)
         key = KernelKey(
             family.name,
             constants.as_dict(),
@@ -134,11 +150,14 @@ class JitService:
             if stored.status == "compiled":
                 raise
             self._reject(stored.hit, str(error))
-        stored = self.obtain(constants)
+        stored = self._obtain(constants, since, rejected=stored.hit.inode)
         return load(stored.hit.entry, stored.hit.artifact, runtime)
 
-    def _find(self, key: KernelKey) -> Hit | Miss:
+    def _find(self, key: KernelKey, rejected: int | None = None) -> Hit | Miss:
+        """Look a key up, count and report. The entry `rejected` (an inode) cannot be opened, however sound it is."""
         found = Miss(Reason.DISABLED) if self.settings.mode == "off" else find(self.layout, key)
+        if isinstance(found, Hit) and rejected is not None and found.inode == rejected:
+            found = Miss(Reason.UNLOADABLE, "it cannot be opened and could not be set aside", rejected)
         if isinstance(found, Hit):
             self._touch(found)
         if isinstance(found, Miss):
@@ -169,10 +188,10 @@ class JitService:
         if self.settings.mode != "readonly":
             set_aside(self.layout, entry.digest, Miss(Reason.UNLOADABLE, why, hit.inode))
 
-    def _source(self, build: str) -> Source:
-        if build not in self._sources:
-            self._sources[build] = source_of(build)
-        return self._sources[build]
+    def _source(self, family: KernelFamily) -> Source:
+        if family.name not in self._sources:
+            self._sources[family.name] = source_of(family.build, also=class_text(family.constants_class))
+        return self._sources[family.name]
 
     @contextlib.contextmanager
     def _one_thread(self, constants: ConstantSet) -> Iterator[None]:
@@ -208,3 +227,16 @@ def _identify(settings: Settings, layout: Layout) -> Toolchain:
     for file in toolchain.modified:
         logger.warning("installed file differs from what its distribution recorded: %s", file)
     return toolchain
+
+
+_services: "weakref.WeakSet[JitService]" = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Locks that threads of the parent held at the fork are nobody's in the child, which begins with free ones."""
+    for service in list(_services):
+        service._state, service._building = threading.Lock(), {}
+        service.trouble.forget_threads()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -9,7 +9,8 @@
     MUSE_JIT_RUNTIME_LIB        path of libcute_dsl_runtime.so where no nvidia-cutlass-dsl-libs-cu* is installed
     MUSE_JIT_COMPILE_OPTIONS    NAME=VALUE,...: CUTE_DSL_* settings that change the code; they become part of the key
     MUSE_JIT_COMPILE_TIMEOUT    seconds one compile may take
-    MUSE_JIT_STALL_LIMIT        seconds a waiter gives the holder of a key's lock before one waiter takes over
+    MUSE_JIT_STALL_LIMIT        seconds a waiter gives the holder of a key's lock before one waiter takes over;
+                                default: the compile timeout and the time a holder may wait for a worker's place
     MUSE_JIT_MAX_BYTES          size the cache is pruned to, least recently used first: 500M, 2G, or a number of bytes
     MUSE_JIT_WORKERS            compile workers at a time on this host; default: as many as CPUs and memory allow
     MUSE_JIT_STRICT             0 | 1: trouble of the cache itself raises instead of costing a warning and a compile
@@ -32,6 +33,10 @@ SHARES = ("owner", "group", "all")
 TOOLCHAIN_CHECKS = ("record", "bytes")
 
 
+SLOT_SECONDS = 300.0
+"""How long a compile waits for a place among the host's workers before it starts all the same."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What a process was told; `origins` says for each field whether by default, environment or option."""
@@ -45,7 +50,7 @@ class Settings:
     runtime_lib: str | None = None
     compile_options: tuple[tuple[str, str], ...] = ()
     compile_timeout: float = 900.0
-    stall_limit: float = 1200.0
+    stall_limit: float | None = None
     max_bytes: int = 2 << 30
     workers: int | None = None
     strict: bool = False
@@ -66,6 +71,11 @@ class Settings:
             if text:
                 values[field] = parse(variable, text)
         return cls(**values, origins={field: f"environment ({_VARIABLES[field][0]})" for field in values})
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for the holder of a key's lock: longer than a healthy one can take."""
+        return self.compile_timeout + SLOT_SECONDS if self.stall_limit is None else self.stall_limit
 
     def with_options(self, **options: Any) -> "Settings":
         """A copy in which the options that are not None win over what was there."""
@@ -158,7 +168,9 @@ def parse_compile_options(source: str, text: str) -> tuple[tuple[str, str], ...]
     return tuple(sorted(pairs.items()))
 
 
-def _text(variable: str, text: str) -> str:
+def _command(variable: str, text: str) -> str:
+    if text.startswith(os.pathsep):
+        raise UsageError(f"{variable} is {text!r}; it must be a command, not a list separated by {os.pathsep!r}")
     return text
 
 
@@ -176,5 +188,5 @@ _VARIABLES: dict[str, tuple[str, Any]] = {
     "max_bytes": ("MUSE_JIT_MAX_BYTES", parse_bytes),
     "workers": ("MUSE_JIT_WORKERS", _count),
     "strict": ("MUSE_JIT_STRICT", _switch),
-    "cc": ("CC", _text),
+    "cc": ("CC", _command),
 }

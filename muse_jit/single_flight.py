@@ -6,7 +6,9 @@ artifact, whether it was found or built, and, if it could not be stored, why.
 
 import contextlib
 import dataclasses
+import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from muse_jit import __version__
 from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import CacheUnusable, CompileError
+from muse_jit.errors import CacheUnusable, CompileError, SourceChanged
 from muse_jit.kernels.registry import KernelFamily
 from muse_jit.key.encoding import content_digest
 from muse_jit.key.kernel_key import KernelKey
+from muse_jit.key.source import Source
 from muse_jit.key.toolchain import Toolchain, runtime_library
-from muse_jit.settings import Settings
+from muse_jit.settings import SLOT_SECONDS, Settings
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import Layout
 from muse_jit.store.lookup import TO_SET_ASIDE, Hit, Miss
@@ -67,8 +70,8 @@ class Request:
     family: KernelFamily
     constants: ConstantSet
     key: KernelKey
-    imports: frozenset[str]
-    """Outside modules that the kernel's source reaches."""
+    source: Source
+    """What the key's source digest was taken from."""
     since: float
     """When it was asked for, by `time.monotonic()`: a failure after that is an answer to it."""
 
@@ -79,6 +82,10 @@ class Trouble:
     def __init__(self, strict: bool) -> None:
         self.strict = strict
         self._said: set[str] = set()
+        self._state = threading.Lock()
+
+    def forget_threads(self) -> None:
+        """After a fork, in the child."""
         self._state = threading.Lock()
 
     def warn(self, message: str) -> None:
@@ -110,7 +117,8 @@ class SingleFlight:
             CompileError: it does not compile, here or where this request waited for it.
             LinkerMissing, ToolchainError: this machine lacks something.
         """
-        with self._lock(request) as held:
+        # A damaged entry in the way must not end anybody's waiting.
+        with self._lock(request, force or miss.reason in TO_SET_ASIDE) as held:
             again = look_again() if held is not None and not force else miss
             if isinstance(again, Hit):
                 self.counters.disk_hits += 1
@@ -121,13 +129,13 @@ class SingleFlight:
             try:
                 built = self._compile(request, shared=held is not None)
             except CompileError as error:
-                if held is not None:
+                if held is not None and not isinstance(error, SourceChanged):
                     held.fail(str(error), error.log_path)
                 raise
             return self._publish(request.key, built, again)
 
     @contextlib.contextmanager
-    def _lock(self, request: Request) -> "Iterator[Held | None]":
+    def _lock(self, request: Request, force: bool) -> "Iterator[Held | None]":
         """Hold the key's lock; None where there can be no lock, and the kernel is compiled without one."""
         if not self.stores:
             yield None
@@ -143,7 +151,10 @@ class SingleFlight:
             try:
                 self.layout.create()
                 what = f"compiling {request.key.kernel} for {request.key.target.arch}"
-                lock = hold(self.layout, request.key.digest, what, self.settings.stall_limit, waiting)
+                published = functools.partial(os.path.isdir, self.layout.entry(request.key.digest))
+                lock = hold(
+                    self.layout, request.key.digest, what, self.settings.patience, waiting, None if force else published
+                )
                 held = stack.enter_context(lock)
             except (OSError, CacheUnusable, LockTimeout) as error:
                 self.trouble.warn(f"no lock in the cache ({error}); compiling without it")
@@ -159,7 +170,7 @@ class SingleFlight:
 
                 limit = self.settings.workers or worker_limit()
                 with contextlib.suppress(OSError, CacheUnusable):
-                    stack.enter_context(worker_slot(self.layout, limit, self.settings.stall_limit))
+                    stack.enter_context(worker_slot(self.layout, limit, SLOT_SECONDS))
             yield
 
     def _compile(self, request: Request, *, shared: bool) -> Hit:
@@ -175,7 +186,7 @@ class SingleFlight:
                     request.constants,
                     key,
                     runtime_library=runtime_library(key.target.cuda, self.settings.runtime_lib),
-                    imports=request.imports,
+                    source=request.source,
                     timeout=self.settings.compile_timeout,
                     cc=self.settings.cc,
                 )
@@ -185,7 +196,7 @@ class SingleFlight:
                 with contextlib.suppress(CacheUnusable):
                     error.log_path = keep_log(self.layout, key.digest, error.log) or ""
             where = f"; full log: {error.log_path}" if error.log_path else ""
-            raise CompileError(f"{error}{where}", error.log, error.log_path) from None
+            raise type(error)(f"{error}{where}", error.log, error.log_path) from None
         self.counters.compiled += 1
         logger.debug("compiled %s in %.2f s", key.kernel, built.compile_seconds)
         entry = Entry(
@@ -212,12 +223,15 @@ class SingleFlight:
             if miss.reason in TO_SET_ASIDE:
                 set_aside(self.layout, key.digest, miss)
             publish(self.layout, built.entry, built.artifact)
-            record_toolchain(self.layout, self.toolchain, built.entry.created)
-            self._keep_bounds()
         except (OSError, CacheUnusable) as error:
             self.counters.not_stored += 1
             self.trouble.warn(f"the cache cannot be written, kernels are used from memory: {error}")
             return Stored(built, "compiled", str(error))
+        try:
+            record_toolchain(self.layout, self.toolchain, built.entry.created)
+            self._keep_bounds()
+        except (OSError, CacheUnusable) as error:
+            self.trouble.warn(f"the cache cannot be tended (toolchain.json, size, litter): {error}")
         return Stored(built, "compiled")
 
     def _keep_bounds(self) -> None:

@@ -1,4 +1,6 @@
-"""Object file to shared library. `tvm_ffi` opens libraries only, so a linker is needed once, where kernels compile.
+"""Object file to shared library, in the worker process.
+
+`tvm_ffi` opens libraries only, so a linker is needed once, where kernels compile.
 
 The only library the result needs is libcute_dsl_runtime.so, without a path: the loader opens it first, and a moved
 environment keeps its cache. tvm_ffi's symbols stay open; the process that loads a kernel has tvm_ffi.
@@ -62,4 +64,5 @@ def link(linker: list[str], object_path: str, library_path: str, runtime_library
     if done.returncode:
         log = f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
         lines = (done.stderr or done.stdout).strip().splitlines()
+        print(log, flush=True)  # into the worker's log
         raise CompileError(f"linking failed: {lines[0] if lines else f'exit code {done.returncode}'}", log)

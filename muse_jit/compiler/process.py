@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from muse_jit.errors import CompileError
+from muse_jit.errors import CompileError, SourceChanged
 
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH")
@@ -25,30 +25,32 @@ _LOG_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class WorkerResult:
-    """What a worker that succeeded leaves: an object file, its times, and what it printed."""
+    """What a worker that succeeded leaves: a library, its times, and what it printed."""
 
-    object_path: str
+    library_path: str
     import_seconds: float
     compile_seconds: float
+    link_seconds: float
     log: str
 
 
 def run_worker(request: dict[str, Any], folder: str, options: Mapping[str, str], timeout: float) -> WorkerResult:
     """Compile one request in a new process, in the private `folder`, within `timeout` seconds.
 
-    `request` holds family, build, constants_class, constants, target, symbol, source, needs_torch and
-    needs_cutlass; `options` are the DSL's
-    variables with their prefix.
+    `request` holds build, constants_class, constants, target, symbol, source, modules, needs_torch, needs_cutlass,
+    linker and runtime_library; `options` are the DSL's variables with their prefix.
 
     Raises:
         CompileError: with the first compiler error and the whole log, or how the worker ended.
     """
-    paths = {name: os.path.join(folder, name) for name in ("request.json", "result.json", "kernel.o", "log")}
+    names = ("request.json", "result.json", "kernel.o", "library", "log")
+    paths = {name: os.path.join(folder, name) for name in names}
     document = {
         **request,
         "parent": os.getpid(),
         "sys_path": [os.path.abspath(p or ".") for p in sys.path],
         "object": paths["kernel.o"],
+        "library": paths["library"],
         "result": paths["result.json"],
     }
     with open(paths["request.json"], "w", encoding="utf-8") as file:
@@ -76,8 +78,13 @@ def run_worker(request: dict[str, Any], folder: str, options: Mapping[str, str],
     if result is None:
         raise CompileError(f"the compile worker ended without a result ({_describe_exit(code)})", text)
     if result["status"] != "ok":
+        if result["type"] == CompileError.__name__:  # the linker's, already in one line
+            raise CompileError(result["message"], text)
+        if result["type"] == SourceChanged.__name__:
+            raise SourceChanged(result["message"], text)
         raise CompileError(first_error(text, f"{result['type']}: {result['message']}"), text)
-    return WorkerResult(paths["kernel.o"], result["import_seconds"], result["compile_seconds"], text)
+    seconds = (result["import_seconds"], result["compile_seconds"], result["link_seconds"])
+    return WorkerResult(paths["library"], *seconds, text)
 
 
 def first_error(log: str, fallback: str) -> str:

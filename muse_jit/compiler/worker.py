@@ -1,16 +1,19 @@
-"""The process that imports the compiler, compiles one kernel and ends.
+"""The process that imports the compiler, compiles and links one kernel and ends.
 
 Started as `python -I worker.py REQUEST.json` in a private folder, with a cleaned environment and no visible GPU. It
 answers with a result file; whatever it prints is the log. The only information it acts on is the request: family,
 constants, target, and where the parent's Python found its modules.
 """
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
 import time
+from importlib.abc import MetaPathFinder
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +24,56 @@ def _die_with_parent(expected: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != expected:
         os._exit(1)
+
+
+def _start_guard(caller: int, folder: str) -> None:
+    """Fork a process that sleeps until this one dies, however it dies, and then ends what this one started.
+
+    The death signal above reaches this process only, not a linker or whatever a build function started. Where the
+    caller is gone too, its private folder goes with it.
+    """
+    worker = os.getpid()
+    if os.fork():
+        return
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == worker:
+        signal.sigwait({signal.SIGTERM})
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
+    try:
+        os.kill(caller, 0)
+    except ProcessLookupError:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+class _FromSource(MetaPathFinder):
+    """Compiles the kernel's modules from their source, whatever byte code lies beside them.
+
+    Byte code is matched to its source by size and whole seconds of its time: two edits in one second, or an image in
+    which all times are the same, and the import runs the old code under the new key.
+    """
+
+    def __init__(self, modules: frozenset[str]) -> None:
+        self.modules = modules
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in self.modules:
+            return None
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Uncached(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Uncached(SourceFileLoader):
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _attribute(text: str) -> Any:
@@ -46,6 +99,8 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     if request["needs_cutlass"]:
         import cutlass  # noqa: F401  (here, so that its time is told apart from the compile's)
     imported = time.perf_counter()
+    from muse_jit.compiler.link import link
+    from muse_jit.errors import SourceChanged
     from muse_jit.key.source import source_of
     from muse_jit.key.target import Target
 
@@ -65,9 +120,15 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
             "an object with export_to_c(path, function_name=)"
         )
     compiled.export_to_c(request["object"], function_name=request["symbol"])
-    if source_of(request["build"]).digest != request["source"]:
-        raise RuntimeError("the kernel's source changed while it was compiled; ask again")
-    return {"import_seconds": imported - started, "compile_seconds": time.perf_counter() - imported}
+    if source_of(request["build"], also=request["constants_class"]).digest != request["source"]:
+        raise SourceChanged("the kernel's source changed while it was compiled; ask again")
+    compiled_at = time.perf_counter()
+    link(request["linker"], request["object"], request["library"], request["runtime_library"])
+    return {
+        "import_seconds": imported - started,
+        "compile_seconds": compiled_at - imported,
+        "link_seconds": time.perf_counter() - compiled_at,
+    }
 
 
 def main() -> None:
@@ -75,7 +136,9 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
     _die_with_parent(request["parent"])
+    _start_guard(request["parent"], os.getcwd())
     sys.path[:] = request["sys_path"]
+    sys.meta_path.insert(0, _FromSource(frozenset(request["modules"])))
     if not request["needs_torch"]:
         # tvm_ffi and the DSL import torch where they find it: 1.5 s of a 2 s compile that does not use it.
         sys.modules["torch"] = None  # type: ignore[assignment]

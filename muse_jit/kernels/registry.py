@@ -10,6 +10,8 @@ arguments that calls `register_kernel`.
 """
 
 import dataclasses
+import os
+import sys
 
 from muse_jit.constants.base import ConstantSet, field_types
 from muse_jit.constants.dual_norm import DualNormConstants
@@ -74,6 +76,20 @@ def families() -> tuple[KernelFamily, ...]:
     """All known families, entry points included, by name."""
     _load_entry_points()
     return tuple(_FAMILIES[name] for name in sorted(_FAMILIES))
+
+
+def class_text(cls: type) -> str:
+    """Where a class is found, as "module:Class".
+
+    A class of the main program is named by the module that was started: its functions are imported there by name.
+    """
+    module = cls.__module__
+    main = sys.modules["__main__"]
+    if module == "__main__" and main.__spec__ is not None:
+        module = main.__spec__.name.removesuffix(".__main__")
+    elif module == "__main__" and getattr(main, "__file__", None):
+        module = os.path.splitext(os.path.basename(str(main.__file__)))[0]
+    return f"{module}:{cls.__qualname__}"
 
 
 def _load_entry_points() -> None:

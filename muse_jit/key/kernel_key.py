@@ -10,6 +10,15 @@ from muse_jit.key.target import Target
 SCHEMA = 1
 """Version of the key document. A change of its meaning gets a new number, and so a new digest for everything."""
 
+RECIPE = 1
+"""Version of how this package compiles and links (worker, flags of the link, name of the symbol), none of which is
+in a kernel's source. A change that changes the bytes gets a new number."""
+
+
+def symbol_of(digest: KeyDigest) -> str:
+    """Name of the exported function in the library of a key: unique per key, so that a backtrace tells them apart."""
+    return f"muse_jit_{digest[:16]}"
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelKey:
@@ -34,6 +43,7 @@ class KernelKey:
         """The plain form that is digested, stored in `entry.json` and compared on a hit."""
         return {
             "schema": SCHEMA,
+            "recipe": RECIPE,
             "kernel": self.kernel,
             "constants": self.constants,
             "target": self.target.as_dict(),
@@ -50,5 +60,5 @@ class KernelKey:
 
     @property
     def symbol(self) -> str:
-        """Name of the exported function in the library: unique per key, so that a backtrace tells kernels apart."""
-        return f"muse_jit_{self.digest[:16]}"
+        """Name of the exported function in the library."""
+        return symbol_of(self.digest)

@@ -19,6 +19,7 @@ import hashlib
 import os
 import struct
 import sys
+import threading
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -27,6 +28,8 @@ from muse_jit.key.installed import Distribution, distributions
 
 TOOLCHAIN = frozenset({"cutlass", "tvm_ffi", "cuda", "nvidia_cutlass_dsl"})
 IGNORED = frozenset({"torch", "numpy"})
+_TRIES = 20
+_parsing = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Source:
     """Top-level modules reached and not counted: standard library, toolchain, torch, numpy."""
 
 
-def source_of(build: str, path: list[str] | None = None) -> Source:
+def source_of(build: str, path: list[str] | None = None, also: str = "") -> Source:
     """The source digest of a build function given as "module:function". `path` stands in for `sys.path`.
+
+    `also`, given likewise, is a second place to start from: the class of the constants, which computes, too.
 
     Raises:
         UsageError: the text is malformed, or its module cannot be found or parsed.
@@ -52,6 +57,8 @@ def source_of(build: str, path: list[str] | None = None) -> Source:
         raise UsageError(f'build function {build!r}; it must be given as "module:function"')
     walk = _Walk(module.partition(".")[0], path)
     walk.visit(module)
+    if also:
+        walk.visit(also.partition(":")[0])
     if walk.content.get(module, b"absent") == b"absent":
         raise UsageError(f"the module of build function {build!r} was not found on the Python path")
     digest = hashlib.sha256()
@@ -107,7 +114,7 @@ class _Walk:
         if not spec.origin.endswith(".py"):
             return hashlib.sha256(data).hexdigest().encode(), []
         try:
-            tree = ast.parse(data, spec.origin)
+            tree = _parse(data, spec.origin)
         except SyntaxError as error:
             raise UsageError(f"{spec.origin}, line {error.lineno}: {error.msg}") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
@@ -154,6 +161,21 @@ class _Walk:
         namespace = ModuleSpec(name, None, is_package=True)
         namespace.submodule_search_locations = portions
         return namespace
+
+
+def _parse(data: bytes, name: str) -> ast.Module:
+    """`ast.parse`, of which CPython 3.11 counts the recursion of all threads together.
+
+    Where a finalizer lets another thread parse in the middle of it, it ends in "SystemError: AST constructor recursion
+    depth mismatch". Our threads take turns; where one of somebody else's came between, it is tried again.
+    """
+    with _parsing:
+        for _ in range(_TRIES):
+            try:
+                return ast.parse(data, name)
+            except SystemError:
+                continue
+    return ast.parse(data, name)
 
 
 def _path_entry_finder(location: str) -> Any:
@@ -239,3 +261,11 @@ def _without_docstring(body: Any) -> Any:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return body[1:]
     return body
+
+
+def _after_fork_in_child() -> None:
+    global _parsing
+    _parsing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -10,6 +10,7 @@ from muse_jit.errors import TargetError
 ARCHES = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
 """Compute capability to the architecture that its kernels are compiled for."""
 
+CUDA_MAJORS = (12, 13)
 HOSTS = ("x86_64", "aarch64")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 
@@ -27,7 +28,7 @@ class Target:
 
     def __post_init__(self) -> None:
         check_arch(self.arch)
-        if type(self.cuda) is not int or self.cuda not in (12, 13):
+        if type(self.cuda) is not int or self.cuda not in CUDA_MAJORS:
             raise TargetError(f"CUDA major version {self.cuda!r}; allowed: 12, 13")
         if self.host not in HOSTS:
             raise TargetError(f"host architecture {self.host!r}; allowed: {', '.join(HOSTS)}")

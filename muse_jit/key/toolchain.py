@@ -215,6 +215,7 @@ def _from_records(
         for r in recorded
         if r["host"] == host and cuda in (None, r["cuda"]) and abi in (None, r["parts"].get("tvm_ffi_abi"))
     ]
+    fitting = [r for r in fitting if _of_this_runtime(r, found)]
     if not fitting:
         wanted = f"CUDA {cuda}, {host}" if cuda else host
         raise ToolchainError(
@@ -223,3 +224,15 @@ def _from_records(
         )
     newest = max(fitting, key=lambda r: r["recorded"])
     return Toolchain(newest["cuda"], host, newest["parts"], "toolchain.json")
+
+
+def _of_this_runtime(record: dict[str, Any], found: dict[str, Distribution]) -> bool:
+    """Whether the runtime library of this machine is the one that the recorded kernels were linked against.
+
+    Nothing to compare (MUSE_JIT_RUNTIME_LIB names a file that no distribution brought) is no objection.
+    """
+    name = f"nvidia-cutlass-dsl-libs-cu{record['cuda']}"
+    linked = record["parts"].get(name)
+    hashes = (found[name].recorded_hashes() if name in found else None) or {}
+    here = hashes.get(f"nvidia_cutlass_dsl/cu{record['cuda']}/lib/{RUNTIME_LIBRARY}")
+    return here is None or not isinstance(linked, dict) or linked.get("runtime") in (None, here)

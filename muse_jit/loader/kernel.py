@@ -6,14 +6,13 @@ be rewritten under a running kernel. Libraries stay open until the process ends:
 graph that uses it may be captured or replayed.
 """
 
-import atexit
+import contextlib
 import ctypes
-import itertools
 import os
 import re
-import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tvm_ffi
@@ -23,8 +22,6 @@ from muse_jit.store.entry import Entry
 
 _state = threading.Lock()
 _preloaded: dict[str, ctypes.CDLL] = {}
-_link_folders: dict[int, str | None] = {}
-_numbers = itertools.count()
 
 
 class Kernel:
@@ -58,8 +55,8 @@ def load(entry: Entry, artifact: bytes, runtime_library: str) -> Kernel:
     module = _open(artifact, name)
     try:
         function = module[entry.symbol]
-    except AttributeError:
-        raise LoadError(f"{entry.kernel} {entry.digest[:12]} does not export {entry.symbol}") from None
+    except (AttributeError, ValueError):  # ValueError: a name that cannot be encoded
+        raise LoadError(f"{entry.kernel} {entry.digest[:12]} does not export {entry.symbol!a}") from None
     return Kernel(entry, function)
 
 
@@ -89,46 +86,51 @@ def _open(artifact: bytes, name: str) -> Any:
     The path must be new each time: the dynamic loader takes an equal path for the same library. It should end in
     .so, by which tvm_ffi chooses its reader, and carry the kernel's name, which debuggers and profilers then show.
     """
-    folder = _link_folder()
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(artifact)
-    target = f"/proc/self/fd/{descriptor}"
     try:
-        if folder is None:
-            # No writable folder for a link (a read-only container): open the memory file by its number, and keep the
-            # number taken for as long as the library is open, which is until the process ends.
-            path, descriptor = target, -1
-            return tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(target, "so")
-        path = os.path.join(folder, f"{next(_numbers)}-{name}.so")
-        os.symlink(target, path)
-        try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(artifact)
+        target = f"/proc/self/fd/{descriptor}"
+        with _link(target, f"{name}.so") as path:
+            if path is None:
+                # No folder where a link could be written (a read-only container, a full disk): open the memory file
+                # by its number, and keep the number taken while the library is open, until the process ends.
+                opened, descriptor = descriptor, -1
+                reader = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")
+                return reader(f"/proc/self/fd/{opened}", "so")
             return tvm_ffi.load_module(path)
-        finally:
-            os.unlink(path)
     except Exception as error:
-        # tvm_ffi raises RuntimeError with the dynamic loader's message, whose path is gone by the time it is read.
-        raise LoadError(f"{name} cannot be opened: {str(error).replace(path, name).strip()}") from None
+        # tvm_ffi raises RuntimeError with the dynamic loader's message: a path that is gone by the time it is read.
+        text = re.sub(r"\S*muse_jit-\S*?/(\S+\.so)|/proc/self/fd/\d+", name, str(error))
+        raise LoadError(f"{name} cannot be opened: {' '.join(text.split())}") from None
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def _link_folder() -> str | None:
-    """A private folder for links, one a process; a forked child makes its own. None where nothing can be written."""
-    pid = os.getpid()
-    with _state:
-        if pid not in _link_folders:
-            try:
-                _link_folders[pid] = tempfile.mkdtemp(prefix="muse_jit-")
-            except OSError:
-                _link_folders[pid] = None
-            else:
-                atexit.register(_remove, pid)
-        return _link_folders[pid]
+@contextlib.contextmanager
+def _link(target: str, name: str) -> Iterator[str | None]:
+    """A link to `target` in a private folder of its own, gone afterwards; None where none can be made."""
+    folder = path = None
+    with contextlib.suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="muse_jit-")
+        made = os.path.join(folder, name)
+        os.symlink(target, made)
+        path = made
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            if path is not None:
+                os.unlink(path)
+        with contextlib.suppress(OSError):
+            if folder is not None:
+                os.rmdir(folder)
 
 
-def _remove(pid: int) -> None:
-    folder = _link_folders.get(pid)
-    if pid == os.getpid() and folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+def _after_fork_in_child() -> None:
+    global _state
+    _state = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,10 +14,11 @@ The contract of concurrency and durability:
  4. Damage of any kind is a miss with a reason; the damaged folder, and no other, is moved aside by whoever rebuilds.
  5. One process at a time compiles a key on a host; it looks again after it got the lock.
  6. The lock is freed by the death of its holder; a holder that only stopped is passed by after a limit, so a key is
-    compiled at most twice at once.
+    compiled at most twice at once. (Where the one that took over stops, too, everybody compiles for himself.)
  7. A builder killed at any moment leaves a whole entry or none, and at most a staging folder.
  8. Files and folders are flushed before and after the rename: what was reported as published survives a crash.
  9. The folder may be deleted at any time; the next step makes it again.
 10. Not promised: one compile per key across hosts on a file system without working locks (entries stay whole there,
-    work may be done twice), and protection against somebody with this user's or root's rights.
+    work may be done twice); a quick way past a dead holder where there is no flock at all (its claim holds until the
+    limit); and protection against somebody with this user's or root's rights.
 """

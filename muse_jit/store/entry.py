@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from muse_jit.key.encoding import ContentDigest, KeyDigest, key_digest
@@ -87,12 +88,19 @@ class Entry:
         for name, kind in _FIELDS.items():
             if type(values.get(name)) is not kind:
                 raise BadManifest(f"field {name!r} is missing or not of type {kind.__name__}", SCHEMA)
+            if kind is float and not math.isfinite(values[name]):
+                raise BadManifest(f"field {name!r} is {values[name]}", SCHEMA)
+        if not all(isinstance(kernel, dict) for kernel in values["resources"]):
+            raise BadManifest("field 'resources' is not a list of objects", SCHEMA)
         entry = cls(**{name: values[name] for name in _FIELDS})
         try:
             derived = key_digest(entry.key)
             _ = entry.kernel, entry.arch
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadManifest(f"the stored key is not a key document: {error}", SCHEMA) from None
+        for part in ("constants", "target", "toolchain", "options"):
+            if not isinstance(entry.key.get(part), dict):
+                raise BadManifest(f"the stored key is not a key document: {part!r} is no object", SCHEMA)
         if derived != entry.digest:
             raise BadManifest("the stored digest is not that of the stored key", SCHEMA)
         return entry

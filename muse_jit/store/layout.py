@@ -150,7 +150,10 @@ class Layout:
         try:
             os.mkdir(path, self.dir_mode)
         except FileExistsError:
-            return
+            # Somebody may have been killed between the two calls, under a umask that leaves less.
+            status = os.lstat(path)
+            if stat.S_IMODE(status.st_mode) & self.dir_mode == self.dir_mode or status.st_uid != os.geteuid():
+                return
         os.chmod(path, self.dir_mode)
         flush_folder(os.path.dirname(path))
 
@@ -179,13 +182,15 @@ class Layout:
             os.close(descriptor)
 
     def write_whole(self, path: str, data: bytes) -> None:
-        """Replace a small file by one rename."""
-        temporary = f"{path}.{secrets.token_hex(16)}"
-        self.write_new(temporary, data)
+        """Replace a small file by one rename; what a killed writer leaves lies below staging, where it is swept."""
+        temporary = self.unique(STAGING)
+        self.make_folder(os.path.dirname(temporary))
         try:
+            self.write_new(temporary, data)
             os.rename(temporary, path)
-        except OSError:
-            os.unlink(temporary)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
             raise
 
     def check_trust(self) -> None:

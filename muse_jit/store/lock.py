@@ -82,8 +82,12 @@ def hold(
     what: str,
     stall_limit: float,
     on_wait: Callable[[str], None] | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> Iterator[Held]:
     """Hold the lock of one key. `on_wait` is called once, with a description of the holder, before waiting.
+
+    Waiting ends early when `until` says that there is nothing to wait for (somebody who took over from a stopped
+    holder has published); the lock is then not held, and the caller finds the entry.
 
     Raises:
         OSError: the lock file cannot be made or locked (read-only folder, full disk, no locks on this file system).
@@ -95,17 +99,20 @@ def hold(
     if got is None:
         if on_wait is not None:
             on_wait(describe_holder(path))
-        got = _acquire(layout, path, what, stall_limit)
+        got = _acquire(layout, path, what, stall_limit, until)
+        if got is None and not (until is not None and until()):
+            path = layout.lock(digest, "takeover.lock")
+            got = _acquire(layout, path, what, stall_limit, until)
     if got is None:
-        path = layout.lock(digest, "takeover.lock")
-        got = _acquire(layout, path, what, stall_limit)
-    if got is None:
+        if until is not None and until():
+            yield Held(path, None)
+            return
         raise LockTimeout(path, describe_holder(path))
     lock, held = got
     try:
         yield held
     finally:
-        lock.release()
+        _release(lock)
 
 
 @contextmanager
@@ -121,7 +128,7 @@ def try_lock(layout: Layout, path: str, what: str) -> Iterator[bool]:
         yield got is not None
     finally:
         if got is not None:
-            got[0].release()
+            _release(got[0])
 
 
 def describe_holder(path: str) -> str:
@@ -131,12 +138,14 @@ def describe_holder(path: str) -> str:
             record = json.loads(file.read(_RECORD_BYTES))
         since = time.strftime("%H:%M:%S", time.localtime(record["since"]))
         return f"process {record['pid']} on {record['host']} since {since} ({record['what']})"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "another process"
 
 
-def _acquire(layout: Layout, path: str, what: str, timeout: float) -> tuple[BaseFileLock, Held] | None:
-    """The lock, acquired, or None if it did not come free in time."""
+def _acquire(
+    layout: Layout, path: str, what: str, timeout: float, until: Callable[[], bool] | None = None
+) -> tuple[BaseFileLock, Held] | None:
+    """The lock, acquired, or None if it did not come free in time or before `until`."""
     held = Held(path, None)
 
     def record(descriptor: int) -> None:
@@ -148,7 +157,7 @@ def _acquire(layout: Layout, path: str, what: str, timeout: float) -> tuple[Base
     options: dict[str, Any] = {"mode": layout.file_mode, "poll_interval": POLL_SECONDS, "thread_local": False}
     lock: BaseFileLock = FileLock(path, fallback_to_soft=False, on_acquired=record, **options)
     try:
-        lock.acquire(timeout=timeout)
+        lock.acquire(timeout=timeout, cancel_check=until)
         return lock, held
     except Timeout:
         return None
@@ -158,10 +167,19 @@ def _acquire(layout: Layout, path: str, what: str, timeout: float) -> tuple[Base
     # A file system without flock: filelock's fail-closed lock of owner claims, which never overlaps.
     soft = StrictSoftFileLock(f"{path}.claims", **options)
     try:
-        soft.acquire(timeout=timeout)
+        soft.acquire(timeout=timeout, cancel_check=until)
         return soft, held
     except Timeout:
         return None
+
+
+def _release(lock: BaseFileLock) -> None:
+    """Release; a file system that refuses costs nobody a kernel, for the lock goes with its descriptor."""
+    with suppress(OSError):
+        lock.release()
+    if lock.is_locked:
+        with suppress(OSError):
+            lock.release(force=True)
 
 
 def _write(descriptor: int, record: dict[str, Any]) -> None:

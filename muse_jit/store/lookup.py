@@ -12,7 +12,7 @@ import stat
 
 from muse_jit.key.difference import difference
 from muse_jit.key.encoding import KeyDigest, content_digest, encode
-from muse_jit.key.kernel_key import KernelKey
+from muse_jit.key.kernel_key import KernelKey, symbol_of
 from muse_jit.store.entry import SCHEMA, BadManifest, Entry
 from muse_jit.store.layout import ARTIFACT, MANIFEST, Layout
 
@@ -71,7 +71,7 @@ class Hit:
     inode: int | None = None
     """Inode of the entry's folder; None for a kernel that was just built."""
     last_used: float | None = None
-    """Seconds since the epoch, exact to a day; None for a kernel that was just built."""
+    """Seconds since the epoch, exact to a day; None for a kernel that was just built or just pruned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,15 +98,11 @@ class _Unfit(Exception):
 
 def find(layout: Layout, key: KernelKey) -> Hit | Miss:
     """Look up one key. Reads two files, takes no lock, writes nothing, raises nothing."""
-    result = read_entry(layout, key.digest)
-    if isinstance(result, Hit) and encode(result.entry.key) != encode(key.document):
-        parts = "; ".join(map(str, difference(result.entry.key, key.document)[:3]))
-        return Miss(Reason.FOREIGN_KEY, f"the stored key differs: {parts}")
-    return result
+    return read_entry(layout, key.digest, key)
 
 
-def read_entry(layout: Layout, digest: KeyDigest) -> Hit | Miss:
-    """Read and verify whatever is stored under a digest (for the tools, which have no key to compare)."""
+def read_entry(layout: Layout, digest: KeyDigest, asked: KernelKey | None = None) -> Hit | Miss:
+    """Read and verify what is stored under a digest; without `asked` no key is compared (the tools have none)."""
     result: Hit | Miss = Miss(Reason.ABSENT)
     for _ in range(_TRIES):
         inode = None
@@ -115,7 +111,7 @@ def read_entry(layout: Layout, digest: KeyDigest) -> Hit | Miss:
             folder = layout.open_entry(digest)
             try:
                 inode = os.fstat(folder).st_ino
-                return _read(folder, digest, inode)
+                return _read(folder, digest, inode, asked)
             finally:
                 os.close(folder)
         except _Unfit as unfit:
@@ -123,8 +119,8 @@ def read_entry(layout: Layout, digest: KeyDigest) -> Hit | Miss:
             if not unfit.passing:
                 break
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR) and inode is None:
-                return Miss(Reason.ABSENT)
+            if inode is None and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return _no_folder(layout.entry(digest))
             reason = Reason.UNTRUSTED if error.errno == errno.ELOOP else Reason.UNREADABLE
             result = Miss(reason, f"{error.strerror} ({layout.entry(digest)})", inode)
             if error.errno not in PASSING:
@@ -146,25 +142,45 @@ def read_manifest(layout: Layout, digest: KeyDigest) -> Entry | Miss:
         return Miss(Reason.UNREADABLE, f"{error.strerror} ({layout.entry(digest)})")
 
 
-def _read(folder: int, digest: KeyDigest, inode: int) -> Hit:
-    entry = _manifest(folder, digest)
+def _no_folder(path: str) -> Miss:
+    """Nothing there, or something else than a folder, which must be moved for an entry to take its place."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return Miss(Reason.ABSENT)
+    if stat.S_ISDIR(status.st_mode):  # it came in the meantime, or a folder above it is a link
+        return Miss(Reason.ABSENT)
+    return Miss(Reason.UNTRUSTED, f"{path} is not a folder", status.st_ino)
+
+
+def _read(folder: int, digest: KeyDigest, inode: int, asked: KernelKey | None) -> Hit:
+    entry = _manifest(folder, digest, asked)
     artifact = _bytes_of(folder, ARTIFACT)
     if len(artifact) != entry.artifact_size:
         raise _Unfit(Reason.TRUNCATED, f"{ARTIFACT} has {len(artifact)} bytes, published were {entry.artifact_size}")
     if content_digest(artifact) != entry.artifact_digest:
         raise _Unfit(Reason.BAD_DIGEST, f"the bytes of {ARTIFACT} are not the published ones")
-    return Hit(entry, artifact, inode, os.stat(MANIFEST, dir_fd=folder, follow_symlinks=False).st_mtime)
+    try:
+        last_used = os.stat(MANIFEST, dir_fd=folder, follow_symlinks=False).st_mtime
+    except FileNotFoundError:  # pruned this very moment; the bytes are whole and verified
+        last_used = None
+    return Hit(entry, artifact, inode, last_used)
 
 
-def _manifest(folder: int, digest: KeyDigest) -> Entry:
+def _manifest(folder: int, digest: KeyDigest, asked: KernelKey | None = None) -> Entry:
     data = _bytes_of(folder, MANIFEST)
     try:
         entry = Entry.from_json(data)
     except BadManifest as error:
         other = error.schema is not None and error.schema != SCHEMA
         raise _Unfit(Reason.WRONG_SCHEMA if other else Reason.BAD_MANIFEST, f"{MANIFEST}: {error}") from None
+    if asked is not None and encode(entry.key) != encode(asked.document):
+        parts = "; ".join(map(str, difference(entry.key, asked.document)[:3]))
+        raise _Unfit(Reason.FOREIGN_KEY, f"the stored key differs: {parts}")
     if entry.digest != digest:
         raise _Unfit(Reason.FOREIGN_KEY, f"{MANIFEST} is of the key {entry.digest[:12]}")
+    if entry.symbol != symbol_of(digest):
+        raise _Unfit(Reason.BAD_MANIFEST, f"{MANIFEST}: symbol {entry.symbol[:40]!a} is not that of the key")
     return entry
 
 

@@ -124,7 +124,12 @@ def sweep(layout: Layout, now: float, *, dry_run: bool = False) -> int:
                     if abs(now - os.lstat(path).st_mtime) > limit:
                         count += 1
                         if not dry_run:
-                            shutil.rmtree(path, ignore_errors=True)
+                            # Out of the way by one rename: a builder that was stopped and goes on must not publish
+                            # a folder that is half deleted.
+                            grave = layout.unique(STAGING)
+                            layout.make_parents(grave)
+                            os.rename(path, grave)
+                            _delete(grave)
     return count
 
 
@@ -134,4 +139,13 @@ def _remove(layout: Layout, path: str) -> None:
     layout.make_parents(grave)
     with suppress(FileNotFoundError):
         os.rename(path, grave)
-    shutil.rmtree(grave, ignore_errors=True)
+    _delete(grave)
+
+
+def _delete(path: str) -> None:
+    """A folder or a file; what cannot be deleted now is swept another time."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            os.unlink(path)

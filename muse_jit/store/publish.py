@@ -9,16 +9,20 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 from typing import Any
 
-from muse_jit.key.encoding import KeyDigest
+from muse_jit.key.encoding import KeyDigest, key_digest
+from muse_jit.key.target import CUDA_MAJORS
 from muse_jit.key.toolchain import Toolchain
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import ARTIFACT, MANIFEST, SET_ASIDE, STAGING, Layout, flush_folder
 from muse_jit.store.lookup import PASSING, Hit, Miss, read_entry
 
 _TRIES = 3
+_RECORDS_BYTES = 1 << 20  # a record has 1.5 KiB
+_RECORDS_TRIES = 40  # of lock.POLL_SECONDS: the lock is held for one small write
 
 
 def publish(layout: Layout, entry: Entry, artifact: bytes) -> Entry:
@@ -53,7 +57,7 @@ def _commit(layout: Layout, entry: Entry, staging: str, final: str) -> Entry:
             if error.errno in PASSING and attempt < _TRIES - 1:
                 time.sleep(0.05 * (attempt + 1))
                 continue
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
         # Another builder was first (after a takeover, or without locks), or a damaged entry stands in the way.
         there = read_entry(layout, entry.digest)
@@ -96,7 +100,11 @@ def keep_log(layout: Layout, digest: KeyDigest, log: str) -> str | None:
 def recorded_toolchains(layout: Layout) -> list[dict[str, Any]]:
     """The records of toolchain.json; empty where there is none or it cannot be understood."""
     try:
-        with open(layout.toolchains, encoding="utf-8") as file:
+        descriptor = os.open(layout.toolchains, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # not a pipe that nobody writes to, and not a file without end
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _RECORDS_BYTES:
+                return []
             records = json.load(file)["toolchains"]
         return [r for r in records if _is_record(r)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -106,16 +114,39 @@ def recorded_toolchains(layout: Layout) -> list[dict[str, Any]]:
 def record_toolchain(layout: Layout, toolchain: Toolchain, created: float) -> None:
     """Add the toolchain that filled the cache to toolchain.json, once.
 
+    The file is read, added to and replaced under a lock, so that two toolchains recorded at once are both kept.
+
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or somebody holds its lock for long.
     """
-    records = recorded_toolchains(layout)
-    if any(r["digest"] == toolchain.digest for r in records):
+
+    def known() -> list[dict[str, Any]] | None:
+        records = recorded_toolchains(layout)
+        return None if any(r["digest"] == toolchain.digest for r in records) else records
+
+    if known() is None:
         return
-    document = {"schema": 1, "toolchains": [*records, toolchain.record(created)]}
-    layout.write_whole(layout.toolchains, json.dumps(document, indent=1, sort_keys=True).encode() + b"\n")
+    from muse_jit.store.lock import POLL_SECONDS, try_lock
+
+    path = os.path.join(layout.locks, "toolchain.lock")
+    for _ in range(_RECORDS_TRIES):
+        with try_lock(layout, path, "recording the toolchain") as mine:
+            if mine:
+                records = known()
+                if records is not None:
+                    document = {"schema": 1, "toolchains": [*records, toolchain.record(created)]}
+                    data = json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+                    layout.write_whole(layout.toolchains, data)
+                return
+        time.sleep(POLL_SECONDS)
+    raise OSError(errno.ETIMEDOUT, "the lock of the toolchain's record did not come free", path)
 
 
 def _is_record(record: Any) -> bool:
     kinds = {"digest": str, "cuda": int, "host": str, "parts": dict, "recorded": float}
-    return isinstance(record, dict) and all(type(record.get(name)) is kind for name, kind in kinds.items())
+    if not isinstance(record, dict) or any(type(record.get(name)) is not kind for name, kind in kinds.items()):
+        return False
+    try:
+        return record["cuda"] in CUDA_MAJORS and key_digest(record["parts"]) == record["digest"]
+    except (ValueError, RecursionError):
+        return False

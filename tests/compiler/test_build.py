@@ -1,5 +1,6 @@
 """The worker process, from outside: what it returns, how it fails, what it may see."""
 
+import dataclasses
 import os
 import time
 
@@ -7,10 +8,10 @@ import pytest
 from support import toy
 from support.process import alive, run
 
-from muse_jit.compiler.build import build, class_text
+from muse_jit.compiler.build import build
 from muse_jit.compiler.process import first_error
 from muse_jit.errors import CompileError, LinkerMissing
-from muse_jit.kernels.registry import family_named, register_kernel
+from muse_jit.kernels.registry import class_text, family_named, register_kernel
 from muse_jit.key.kernel_key import KernelKey
 from muse_jit.key.source import source_of
 from muse_jit.key.target import Target
@@ -21,11 +22,12 @@ TARGET = Target("sm_90a", 13, "x86_64")
 RUNTIME = "/dev/null"  # the toy calls nothing of it; ld takes an empty file for an empty linker script
 
 
-def _build(constants, *, timeout=60.0, cc=None, source=None, imports=frozenset(), options=None, family="toy"):
+def _build(constants, *, timeout=60.0, cc=None, source=None, outside=None, options=None, family="toy"):
     chosen = family_named(family)
-    source = source_of(chosen.build).digest if source is None else source
-    key = KernelKey(family, constants.as_dict(), TARGET, {}, source, chosen.build, options or {})
-    return build(chosen, constants, key, runtime_library=RUNTIME, imports=imports, timeout=timeout, cc=cc)
+    found = source_of(chosen.build, also=class_text(type(constants)))
+    found = dataclasses.replace(found, digest=source or found.digest, outside=outside or found.outside)
+    key = KernelKey(family, constants.as_dict(), TARGET, {}, found.digest, chosen.build, options or {})
+    return build(chosen, constants, key, runtime_library=RUNTIME, source=found, timeout=timeout, cc=cc)
 
 
 def test_the_artifact_comes_back_in_memory_and_nothing_is_left(tmp_path, monkeypatch):
@@ -147,9 +149,9 @@ def test_the_worker_dies_with_its_parent(tmp_path):
         "from support import toy\n"
         f"c = toy.ToyConstants(behaviour='hang', count_file={str(count)!r})\n"
         "f = family_named('toy')\n"
-        "t, s = Target('sm_90a', 13, 'x86_64'), source_of(f.build).digest\n"
-        "k = KernelKey('toy', c.as_dict(), t, {}, s, f.build, {})\n"
-        "t = threading.Thread(target=lambda: build(f, c, k, runtime_library='/dev/null', imports=frozenset(), "
+        "t, s = Target('sm_90a', 13, 'x86_64'), source_of(f.build, also='support.toy:ToyConstants')\n"
+        "k = KernelKey('toy', c.as_dict(), t, {}, s.digest, f.build, {})\n"
+        "t = threading.Thread(target=lambda: build(f, c, k, runtime_library='/dev/null', source=s, "
         "timeout=100), daemon=True)\n"
         "t.start()\n"
         f"while not os.path.exists({str(count)!r}): time.sleep(0.05)\n"

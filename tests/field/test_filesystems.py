@@ -12,6 +12,7 @@ from support.entries import ARTIFACT, entry, key
 from support.mounts import tmpfs
 from support.process import run
 
+from muse_jit.errors import UsageError
 from muse_jit.service import JitService
 from muse_jit.settings import Settings
 from muse_jit.store import lookup as lookup_module
@@ -135,6 +136,22 @@ def test_j8_blank_variables_never_mean_the_current_folder(tmp_path, value):
         XDG_CACHE_HOME=tmp_path / "xdg",
     )
     assert out.strip() == str(tmp_path / "xdg" / "muse_jit")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(
+            (v, text)
+            for v in ("MUSE_JIT_CACHE_DIR", "VLLM_CACHE_ROOT", "MUSE_JIT_RUNTIME_LIB")
+            for text in (":/a", "/a:/b")
+        ),
+        ("CC", ":/usr/bin/cc"),
+    ],
+)
+def test_j9_a_list_in_a_variable_for_one_path_is_refused_by_name(variable, value):
+    with pytest.raises(UsageError, match=f"^{variable} is '{value}'"):
+        Settings.from_environ({variable: value})
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBUSY])

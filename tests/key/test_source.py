@@ -1,6 +1,9 @@
+import concurrent.futures
+import gc
 import os
 import subprocess
 import textwrap
+import time
 
 import pytest
 from support.process import run
@@ -181,3 +184,29 @@ def test_the_digest_is_the_same_from_another_folder(tmp_path):
     code = "import os; os.chdir('/')\nfrom muse_jit.key.source import source_of\n"
     out = run(code + "print(source_of('support.toy:build').digest)", PYTHONHASHSEED=3)
     assert out.strip() == source_of("support.toy:build").digest
+
+
+def test_many_threads_at_once():
+    """CPython 3.11 raises SystemError where a finalizer lets another thread parse in the middle of a parse."""
+
+    class Slow:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            time.sleep(0.0005)
+
+    def ask(build):
+        Slow()
+        return source_of(build)
+
+    build = "muse_jit.kernels.row_norm:build"
+    expected = source_of(build)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(ask, [build] * 24))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert found == [expected] * 24
