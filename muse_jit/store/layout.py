@@ -8,6 +8,7 @@
                                              never unlinked while anyone may hold it
       locks-v1/ab/<key digest>.takeover.lock taken by the one waiter that compiles past a stalled holder
       locks-v1/prune.lock                    one pruner at a time
+      locks-v1/toolchain.lock                one writer of toolchain.json at a time
       locks-v1/workers-<host>/<n>.lock       one for each compile worker that may run on a host
       staging-v1/<unique>/                   private to one builder
       set-aside-v1/<key digest>-<unique>/    damaged entries and logs of failed compiles, kept to look at

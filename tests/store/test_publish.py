@@ -77,6 +77,32 @@ def test_no_trouble_of_the_disk_leaves_half_an_entry(layout, monkeypatch, call, 
     assert isinstance(find(layout, key()), Hit)
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_close_that_fails_is_a_write_that_failed(layout, monkeypatch, number):
+    """As network file systems report a full disk: of kernel.so, of entry.json, of the staging folder."""
+    layout.create()
+    layout.make_parents(layout.entry(key().digest))
+    before = _files(layout)
+    real, count = os.close, 0
+
+    def failing(descriptor):
+        nonlocal count
+        real(descriptor)
+        count += 1
+        if count == number:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(layout_module.os, "close", failing)
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
+        publish(layout, entry(), ARTIFACT)
+    monkeypatch.undo()
+    assert count >= number
+    assert _files(layout) == before
+    assert find(layout, key()) == Miss(Reason.ABSENT)
+    publish(layout, entry(), ARTIFACT)
+    assert isinstance(find(layout, key()), Hit)
+
+
 def test_short_writes_are_continued(layout, monkeypatch):
     real = os.write
     monkeypatch.setattr(layout_module.os, "write", lambda fd, data: real(fd, bytes(data)[:100]))
