@@ -69,23 +69,14 @@ def test_a_missing_symbol_is_named(library):
         _load(library, entry(artifact=library, symbol="other_symbol"))
 
 
-def test_no_descriptor_and_no_file_is_left(library):
-    import tempfile
-
-    def folders():
-        return {f for f in os.listdir(tempfile.gettempdir()) if f.startswith("muse_jit-")}
-
+def test_no_descriptor_and_no_file_is_left(library, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     _load(library)
-    before, others = len(os.listdir("/proc/self/fd")), folders()
+    before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         _load(library)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert [
-        f
-        for f in folders() - others
-        if os.stat(os.path.join(tempfile.gettempdir(), f)).st_uid == os.getuid()
-        and not os.listdir(os.path.join(tempfile.gettempdir(), f))
-    ] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def _child(library, tmp_path, before=""):
