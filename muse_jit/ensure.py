@@ -13,13 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from muse_jit.compiler.limits import worker_limit
 from muse_jit.constants.base import ConstantSet
 from muse_jit.errors import CacheUnusable, LoadError, MissForbidden, MuseJitError, ToolchainError
-from muse_jit.fill import fill
 from muse_jit.loader.capture import is_capturing
 from muse_jit.report import KernelReport, Report
-from muse_jit.wanted import Wanted
+from muse_jit.wanted import Wanted, look_up_all
 
 if TYPE_CHECKING:
     from muse_jit.service import JitService
@@ -42,12 +40,13 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
     if new and is_capturing():
         service.get(new[0])  # which raises, with the remedy
     items = {c: Wanted(service, c) for c in new}
-    jobs = service.settings.workers or worker_limit()
+    missing = look_up_all(list(items.values()))
     if peers is not None:
         # The share of this host first; after the others have done theirs, whatever is missing all the same.
-        fill(_share(service, list(items.values()), peers), jobs=jobs)
+        _fill(service, _share(service, missing, peers))
         peers.gather("filled")
-    fill([item for item in items.values() if not item.settled], jobs=jobs)
+        missing = look_up_all([item for item in missing if not item.settled])
+    _fill(service, missing)
     kernels = [_load(service, items[c]) if c in items else _known(service, c) for c in wanted]
     report = Report(tuple(kernels), time.monotonic() - started, service.layout.root)
     logger.info("muse_jit for %s: %s", service.target.arch, report.summary())
@@ -56,6 +55,14 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
         more = f" (and {len(refused) - 1} more kernels)" if len(refused) > 1 else ""
         raise type(refused[0])(f"{refused[0]}{more}")
     return report
+
+
+def _fill(service: "JitService", missing: list[Wanted]) -> None:
+    if missing:
+        from muse_jit.compiler.limits import worker_limit
+        from muse_jit.fill import fill
+
+        fill(missing, jobs=service.settings.workers or worker_limit())
 
 
 def _known(service: "JitService", constants: ConstantSet) -> KernelReport:

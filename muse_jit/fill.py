@@ -1,10 +1,10 @@
 """Have a list of kernels in the cache, sharing the compiling with every process that does the same.
 
-Each process looks everything up and then takes what is missing and nobody else is compiling: the lock of a key is
-taken without waiting, under one of the places for workers that all processes of a host share. So N ranks that start
-at once split the work, no more workers run than the host bears, and only ranks that got a place start a compiler.
-The others watch the cache and take what they find published. A rank that dies frees its locks and its place, and the
-next one goes on. Nothing is decided beforehand, so nobody waits for a rank that is late.
+Each process takes what its look-up did not find and nobody else is compiling: the lock of a key is taken without
+waiting, under one of the places for workers that all processes of a host share. So N ranks that start at once split
+the work, no more workers run than the host bears, and only ranks that got a place start a compiler. The others watch
+the cache and take what they find published. A rank that dies frees its locks and its place, and the next one goes on.
+Nothing is decided beforehand, so nobody waits for a rank that is late.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ RETRY_SECONDS = 0.1
 
 
 def fill(
-    wanted: Sequence[Wanted],
+    missing: Sequence[Wanted],
     *,
     jobs: int,
     force: bool = False,
     on_change: Callable[[Wanted], None] = lambda item: None,
 ) -> None:
-    """Settle each wanted kernel: stored, or failed with its error. `on_change` is called when one begins or ends.
+    """Settle what a look-up left: stored, or failed with its error. `on_change` is called when one begins or ends.
 
     `jobs` bounds the workers of this process; those of the host are bounded by the places.
 
@@ -39,21 +39,13 @@ def fill(
         LinkerMissing: nothing can be compiled on this machine.
         KeyboardInterrupt: after all workers were ended; what was finished is in the cache.
     """
-    missing = []
-    for item in wanted:
-        item.look(force)
-        if item.settled:
-            on_change(item)
-        else:
-            missing.append(item)
-    if missing:
-        crew = _Crew(missing, jobs, force, on_change)
-        try:
-            crew.run()
-        except BaseException:
-            crew.stopped = True
-            end_servers()
-            raise
+    crew = _Crew(list(missing), jobs, force, on_change)
+    try:
+        crew.run()
+    except BaseException:
+        crew.stopped = True
+        end_servers()
+        raise
 
 
 class _Crew:

@@ -13,23 +13,17 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import (
-    CompileDuringCapture,
-    LoadError,
-    MissForbidden,
-    SourceChanged,
-    ToolchainError,
-    UsageError,
-)
+from muse_jit.counters import Counters, Trouble
+from muse_jit.errors import LoadError, SourceChanged, UsageError
 from muse_jit.kernels.registry import KernelFamily, class_text, family_named
 from muse_jit.key.kernel_key import KernelKey
 from muse_jit.key.options import check_options
 from muse_jit.key.source import Source, source_of
 from muse_jit.key.target import Target, check_arch, device_arch, host_arch
 from muse_jit.key.toolchain import Toolchain, identify, runtime_library
-from muse_jit.remedy import warmup_command
+from muse_jit.policy import Policy
+from muse_jit.request import Request, Stored
 from muse_jit.settings import Settings
-from muse_jit.single_flight import Counters, Request, SingleFlight, Stored, Trouble
 from muse_jit.spans import Spans
 from muse_jit.store.layout import Layout, default_root
 from muse_jit.store.lookup import Hit, Miss, Reason, find
@@ -38,6 +32,7 @@ if TYPE_CHECKING:  # the loader imports tvm_ffi, which `muse-jit plan` and the t
     from muse_jit.ensure import Peers
     from muse_jit.loader.kernel import Kernel
     from muse_jit.report import Report
+    from muse_jit.single_flight import SingleFlight
 
 logger = logging.getLogger("muse_jit")
 
@@ -62,11 +57,11 @@ class JitService:
         self._memory: dict[ConstantSet, Kernel] = {}
         self._sources: dict[str, Source] = {}
         self.trouble = Trouble(self.settings.strict)
-        self.flight = SingleFlight(self.settings, self.layout, self.toolchain, self.counters, self.trouble)
+        self.policy = Policy(self.settings, self.target, self.toolchain, self.layout, self.trouble)
         self._state = threading.Lock()
         self._building: dict[ConstantSet, threading.Lock] = {}
         self._runtime: str | None = None
-        self._serving = False
+        self._flight: SingleFlight | None = None
         self.verified: set[str] = set()
         """Digests of entries that this process compiled again and found equal (mode verify)."""
         _services.add(self)
@@ -93,7 +88,7 @@ class JitService:
         if kernel is not None:
             self.counters.memory_hits += 1
             return kernel
-        self._guard_capture(constants)
+        self.policy.guard_capture(constants)
         since = time.monotonic()
         with self._one_thread(constants):
             kernel = self._memory.get(constants)
@@ -126,12 +121,21 @@ class JitService:
 
         Raises: as `get`, but for LoadError.
         """
-        self._guard_capture(constants)
+        self.policy.guard_capture(constants)
         return self._obtain(constants, time.monotonic() if since is None else since, Spans(), force=force)
 
     def find(self, constants: ConstantSet) -> Hit | Miss:
         """Look a kernel up on disk, verified, without compiling or loading it."""
         return self.look_up(self.key_of(constants)[1])
+
+    @property
+    def flight(self) -> "SingleFlight":
+        """What builds missing kernels; a warm start does not even import it."""
+        if self._flight is None:
+            from muse_jit.single_flight import SingleFlight
+
+            self._flight = SingleFlight(self.settings, self.layout, self.toolchain, self.counters, self.trouble)
+        return self._flight
 
     def in_memory(self, constants: ConstantSet) -> bool:
         """Whether `get` would answer at once."""
@@ -150,7 +154,7 @@ class JitService:
         """
         from muse_jit.compiler.forkserver import end_servers
 
-        self._serving = True
+        self.policy.serving = True
         end_servers()
 
     def _obtain(
@@ -170,7 +174,7 @@ class JitService:
             if isinstance(found, Hit):
                 self._verify(request, found)
                 return Stored(found, "hit")
-            self.may_compile(request, found)
+            self.policy.may_compile(request, found)
             try:
                 return self.flight.build(request, found, lambda: self.look_up(request.key, rejected), force=force)  # noqa: B023
             except SourceChanged:
@@ -260,16 +264,6 @@ class JitService:
             self.flight.compare(request, hit)
             self.verified.add(request.key.digest)
 
-    def _guard_capture(self, constants: ConstantSet) -> None:
-        from muse_jit.loader.capture import is_capturing
-
-        if is_capturing():
-            raise CompileDuringCapture(
-                f"{constants.family} for {self.target} is asked for during a CUDA graph capture and is not in memory; "
-                f"get it before the capture, from a cache filled with: {self._command(constants)} "
-                f"[constants: {constants}]"
-            )
-
     def _touch(self, hit: Hit) -> None:
         """Note once a day that an entry is in use."""
         now = time.time()
@@ -305,28 +299,6 @@ class JitService:
         finally:
             with self._state:
                 self._building.pop(constants, None)
-
-    def may_compile(self, request: Request, miss: Miss) -> None:
-        """Pass, or raise where a miss cannot or must not be compiled, with the command that fills the cache.
-
-        Raises:
-            MissForbidden: by the mode, or after `serving`.
-            ToolchainError: no compiler is installed.
-        """
-        constants = request.constants
-        missing = f"{constants.family} for {self.target} is not in the cache {self.layout.root} ({miss.reason})"
-        remedy = f"fill it with: {self._command(constants)} [constants: {constants}]"
-        if self.settings.mode == "forbid":
-            raise MissForbidden(f"{missing} and compiling is forbidden (MUSE_JIT_MODE); {remedy}")
-        if self._serving and self.settings.late_compile == "error":
-            raise MissForbidden(f"{missing} and the engine serves already (MUSE_JIT_LATE_COMPILE); {remedy}")
-        if self.toolchain.origin != "installed":
-            raise ToolchainError(f"{missing} and no compiler is installed; {remedy}")
-        if self._serving and self.settings.late_compile == "warn":
-            self.trouble.say(f"{missing} and is compiled while the engine serves; {remedy}")
-
-    def _command(self, constants: ConstantSet) -> str:
-        return warmup_command(constants, self.target, self.layout.root)
 
 
 def _identify(settings: Settings, layout: Layout) -> Toolchain:

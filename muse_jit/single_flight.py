@@ -5,26 +5,22 @@ artifact, whether it was found or built, and, if it could not be stored, why.
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from muse_jit import __version__
-from muse_jit.constants.base import ConstantSet
+from muse_jit.counters import Counters, Trouble
 from muse_jit.errors import CacheUnusable, CompileError, SourceChanged, VerifyMismatch
-from muse_jit.kernels.registry import KernelFamily
 from muse_jit.key.encoding import content_digest
 from muse_jit.key.kernel_key import KernelKey
-from muse_jit.key.source import Source
 from muse_jit.key.toolchain import Toolchain, runtime_library
 from muse_jit.remedy import warmup_command
+from muse_jit.request import Request, Stored
 from muse_jit.settings import SLOT_SECONDS, Settings
-from muse_jit.spans import Spans
 from muse_jit.store.cubin import cubins
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import STAGING, Layout
@@ -37,82 +33,6 @@ logger = logging.getLogger("muse_jit")
 
 PRUNE_EVERY = 100
 """Publishes of one process between two looks at the size of the cache; the first one looks, too."""
-
-
-@dataclasses.dataclass
-class Counters:
-    """What a service did: one count for each way a request was answered, and what went wrong beside it."""
-
-    memory_hits: int = 0
-    disk_hits: int = 0
-    compiled: int = 0
-    failed: int = 0
-    verified: int = 0
-    """Kernels of the cache that were compiled again and compared (mode verify)."""
-    waited: int = 0
-    """Requests that waited for another process to compile the same key."""
-    not_stored: int = 0
-    """Kernels that were compiled and could not be written to the cache."""
-    misses: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Reason of a miss to how often."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The answer to one request before loading: the artifact, and how it was come by."""
-
-    hit: Hit
-    status: str
-    """ "hit" or "compiled"."""
-    not_stored: str = ""
-    """Why a compiled kernel is not in the cache; empty when it is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One kernel that is wanted and was not found."""
-
-    family: KernelFamily
-    constants: ConstantSet
-    key: KernelKey
-    source: Source
-    """What the key's source digest was taken from."""
-    since: float
-    """When it was asked for, by `time.monotonic()`: a failure after that is an answer to it."""
-    spans: Spans
-    """Where its time is written down."""
-
-    @property
-    def what(self) -> str:
-        """What the holder of its lock does, for those who wait."""
-        return f"compiling {self.key.kernel} for {self.key.target.arch}"
-
-
-class Trouble:
-    """Warns once per message about trouble of the cache, or raises where MUSE_JIT_STRICT says so."""
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self._said: set[str] = set()
-        self._state = threading.Lock()
-
-    def forget_threads(self) -> None:
-        """After a fork, in the child."""
-        self._state = threading.Lock()
-
-    def warn(self, message: str) -> None:
-        """Raises `CacheUnusable` when strict."""
-        if self.strict:
-            raise CacheUnusable(f"{message} (MUSE_JIT_STRICT)")
-        self.say(message)
-
-    def say(self, message: str) -> None:
-        """Warn once per message, of what is no trouble of the cache."""
-        with self._state:
-            known = message in self._said
-            self._said.add(message)
-        if not known:
-            logger.warning("%s", message)
 
 
 class SingleFlight:

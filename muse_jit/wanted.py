@@ -2,17 +2,18 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from muse_jit.constants.base import ConstantSet
 from muse_jit.errors import MuseJitError
 from muse_jit.report import KernelReport
+from muse_jit.request import Request, Stored
 from muse_jit.spans import Spans
 from muse_jit.store.lookup import Hit, Miss
 
 if TYPE_CHECKING:
     from muse_jit.service import JitService
-    from muse_jit.single_flight import Request, Stored
 
 
 class Wanted:
@@ -55,7 +56,7 @@ class Wanted:
                 return
             self._miss = found
             self.first_miss = self.first_miss or found
-            service.may_compile(self._request, found)
+            service.policy.may_compile(self._request, found)
         except MuseJitError as error:
             self.error = error
 
@@ -122,9 +123,21 @@ class Wanted:
         return self.service.look_up(self._request.key)
 
     def _hit(self, hit: Hit) -> None:
-        from muse_jit.single_flight import Stored
-
         if self.service.settings.mode == "verify" and self.digest not in self.service.verified:
             self._to_verify = hit
         else:
             self.stored = Stored(hit, "hit")
+
+
+def look_up_all(
+    wanted: Sequence[Wanted], *, force: bool = False, on_change: Callable[[Wanted], None] = lambda item: None
+) -> list[Wanted]:
+    """Look everything up; what is left to be compiled. `on_change` is called for each that is settled by it."""
+    missing = []
+    for item in wanted:
+        item.look(force)
+        if item.settled:
+            on_change(item)
+        else:
+            missing.append(item)
+    return missing

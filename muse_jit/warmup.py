@@ -14,7 +14,7 @@ from muse_jit.plan import Plan
 from muse_jit.report import Report
 from muse_jit.service import JitService
 from muse_jit.settings import Settings
-from muse_jit.wanted import Wanted
+from muse_jit.wanted import Wanted, look_up_all
 
 
 def warm_up(
@@ -49,11 +49,11 @@ def warm_up(
                 "name another with --cache-dir or MUSE_JIT_CACHE_DIR"
             ) from None
     wanted = [Wanted(services[p.arch], p.constants) for p in plan.kernels]
+    missing = look_up_all(wanted, force=force, on_change=on_change)
     if dry_run:
-        for item in wanted:
-            item.look(force)
+        for item in missing:
             on_change(item)
-    else:
-        fill(wanted, jobs=settings.workers or worker_limit(), force=force, on_change=on_change)
+    elif missing:
+        fill(missing, jobs=settings.workers or worker_limit(), force=force, on_change=on_change)
     kernels = tuple(item.report() for item in wanted)
     return Report(kernels, time.monotonic() - started, first.layout.root, plan.unavailable)
