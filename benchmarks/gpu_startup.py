@@ -83,7 +83,7 @@ def one_start(folder):
             try:
                 ask()
             except CompileDuringCapture as error:
-                said[name] = str(error)
+                said[name] = str(error).replace(folder, "FOLDER")
     mark("capture")
     assert set(said) == {"get", "prepare"}
     graph.replay()

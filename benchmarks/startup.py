@@ -117,11 +117,12 @@ def together(kind, count, cache, folder):
     barrier = f"{folder}/barrier-{time.monotonic_ns()}"
     command = [sys.executable, __file__, "--rank", kind, "--barrier", barrier, "--cache-dir", cache]
     # torch is kept out: whoever imports tvm_ffi first imports torch where it is installed.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]
     deadline = time.monotonic() + 120
     while len(list(pathlib.Path(folder).glob(f"{os.path.basename(barrier)}.*"))) < count:
         assert time.monotonic() < deadline
+        assert all(p.poll() in (None, 0) for p in processes), "a process ended before the barrier"
         time.sleep(0.01)
     time.sleep(0.3)
     pathlib.Path(barrier).touch()
