@@ -10,6 +10,7 @@
       LinkerMissing             compiler/link: no linker on this machine (exit code 3)
       LoadError                 loader/: a verified library cannot be opened or lacks its symbol
       MissForbidden             service: a miss while compiling is forbidden
+      NotAvailable              ops/: an object that this version of the package does not have
       CompileDuringCapture      service: anything but a memory hit during a CUDA graph capture
       CacheUnusable             store/: the cache folder cannot be used for what was asked (exit code 3)
 
@@ -60,6 +61,10 @@ class LoadError(MuseJitError):
 
 class MissForbidden(MuseJitError):
     """A kernel is not in the cache and compiling is forbidden."""
+
+
+class NotAvailable(MuseJitError):
+    """A runtime object that this version does not have, or a deployment it cannot serve; says why."""
 
 
 class CompileDuringCapture(MuseJitError):
