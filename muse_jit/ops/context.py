@@ -13,7 +13,7 @@ from muse_jit.errors import NotAvailable
 H = 8192
 """Muse Spark's hidden size: the width of every boundary."""
 FUSED_TPS = (2, 4, 8)
-"""Where the o_proj all-reduce is fused with the dual norm. TP2 is no deployment of the model; it is the smallest run."""
+"""Where the o_proj all-reduce is fused with the dual norm. The model is not served at TP2; it is the smallest run."""
 ALL_REDUCE_TPS = (16,)
 """Where stock's own all-reduce runs before the standalone dual norm."""
 PACKAGE_GEMM_TPS = (8,)

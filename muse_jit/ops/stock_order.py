@@ -1,4 +1,4 @@
-"""Whose order of operations stock's norms would have in this process: that of the Triton or FlashInfer installed here."""
+"""Whose order of operations stock's norms would have in this process: the installed Triton's or FlashInfer's."""
 
 import functools
 import importlib.metadata

@@ -10,7 +10,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import inspect
 import logging
 import sys
 import types
@@ -85,7 +84,7 @@ def wrap_worker(module: types.ModuleType) -> None:
     worker = module.Worker
     methods = {"load_model": (_before_load, _after_load), "compile_or_warm_up_model": (_nothing, _when_ready)}
     for name in methods:
-        if not inspect.isfunction(getattr(worker, name, None)):
+        if not callable(getattr(worker, name, None)):
             raise TypeError(f"{WORKER_MODULE}.Worker has no method {name}")
     for name, (before, after) in methods.items():
         stock = getattr(worker, name)

@@ -1,6 +1,7 @@
 """The constant sets that the layers of a loaded model need, read from the layers themselves."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from muse_jit.constants.base import ConstantSet
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.ops.stock_layer import boundary_constants, require_target_layer, row_norm_constants
+
+FRONT = "the first layer's norm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +29,19 @@ class Learned:
     def constants(self) -> tuple[ConstantSet, ...]:
         """Every constant set once, in a fixed order, the same on every rank."""
         return tuple(dict.fromkeys([*self.front, *self.boundaries.values()]))
+
+    def without(self, failed: Mapping[ConstantSet, str]) -> "Learned":
+        """What is left where some kernels cannot be had, for the reasons given."""
+        refused = dict(self.refused)
+        for constants in self.front:
+            if constants in failed:
+                refused[FRONT] = failed[constants]
+        refused |= {f"layer {i}": failed[c] for i, c in self.boundaries.items() if c in failed}
+        return Learned(
+            () if any(c in failed for c in self.front) else self.front,
+            {i: c for i, c in self.boundaries.items() if c not in failed},
+            refused,
+        )
 
 
 def backbone_of(model: Any) -> Any:
@@ -73,7 +89,7 @@ def learn(
             for dtype in (torch.bfloat16, torch.float32)
         )
     except (AttributeError, IndexError, ValueError) as error:
-        learned.refused["the first layer's norm"] = str(error)
+        learned.refused[FRONT] = str(error)
     for index, layer in enumerate(layers, start=backbone.start_layer):
         try:
             require_target_layer(layer, backbone)
