@@ -43,3 +43,18 @@ SOAK_MINUTES ?= 30
 .PHONY: soak
 soak: setup
 	cd tests && SOAK_MINUTES=$(SOAK_MINUTES) ../$(BIN)/python -m field.test_model
+
+# The plugin's tests against the real vLLM 0.33.0, without its CUDA parts, in an environment of its own (1.5 GB).
+VLLM_VENV := .venv-vllm
+.PHONY: test-vllm
+test-vllm: $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
+
+$(VLLM_VENV)/.ready: pyproject.toml vllm-requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm==0.33.0 xgrammar==0.2.8
+	find $(VLLM_VENV)/lib -path '*/vllm/*' -name '*.so' -size +1M -delete
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r vllm-requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@

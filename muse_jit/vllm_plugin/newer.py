@@ -40,7 +40,10 @@ WHERE = {
 
 
 def has_own_decode() -> bool:
-    """Whether this vLLM has a specialised decode of its own for Muse Spark. Imports nothing below vllm.models."""
+    """Whether this vLLM has a specialised decode of its own for Muse Spark.
+
+    Imports vLLM's model package (seconds), which a worker that is about to load the model needs anyway.
+    """
     try:
         return importlib.util.find_spec(PACKAGE) is not None
     except ModuleNotFoundError:
