@@ -96,7 +96,7 @@ def emulated_boundaries():
 def all_sets():
     """Everything above, each once."""
     duals = [
-        attention_boundary(Deployment(), "sm_90a"),
+        *(attention_boundary(Deployment(order=order), "sm_90a") for order in ("triton-3.8", "triton-3.6")),
         *boundary_sets(),
         *dual_norm_sets("triton-3.8"),
         *dual_norm_sets("triton-3.6"),

@@ -54,6 +54,7 @@ class Connection(nn.Module):
 
     def __init__(self, gate):
         super().__init__()
+        self.gate = nn.Parameter(gate, requires_grad=False)
         beta = torch.sigmoid(gate.float() / 0.3)
         self.register_buffer("beta", beta)
         self.register_buffer("alpha", torch.sqrt(torch.clamp(1 - beta * beta, min=1e-3)))
@@ -137,6 +138,7 @@ class Backbone(nn.Module):
         self.norm = Norm(random(H) * 0.2, gain=0.0)
         self.table = random(128, H)
         self.start_layer, self.end_layer, self.aux_hidden_state_layers = 0, layers, ()
+        self.keep_last, self.last = False, None  # the stream after the last attention boundary
 
     def embed_input_ids(self, input_ids):
         return self.table[input_ids].float()
@@ -148,6 +150,7 @@ class Backbone(nn.Module):
             aux.append(x)
         for layer in self.layers:
             x = layer(positions, x)
+        self.last = x.stream.clone() if self.keep_last else None
         out, _ = norm_residual_then_norm(x, self.norm, out_dtype=torch.bfloat16)
         return (out, aux) if aux else out
 
