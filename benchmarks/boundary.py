@@ -198,11 +198,8 @@ def main():
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    wrong = {
-        w: d
-        for w, d in widths.items()
-        if any(d[k][x] for k in ("boundary_bits", "model_bits") for x in ("out", "stream"))
-    }
+    parts = [document[part] for document in widths.values() for part in ("boundary_bits", "model_bits")]
+    wrong = any(part["out"] or part["stream"] for part in parts)
     return 1 if wrong else 0
 
 

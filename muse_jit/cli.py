@@ -32,7 +32,12 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--tp", type=int, help="Tensor parallel size: 1, 2, 4, 8 or 16.  [default: 8]"),
         click.option("--arch", help="GPU architectures, such as sm_90a,sm_100a. Default: that of the device."),
         click.option("--rows", help=f"Row counts to plan GEMMs for.  [default: {','.join(map(str, ROWS))}]"),
-        click.option("--plan", "plan_file", help="Take the kernels from a FILE that `muse-jit plan` wrote."),
+        click.option(
+            "--plan",
+            "plan_file",
+            metavar="FILE",
+            help="Kernels from a FILE of `muse-jit plan`, or its text.",
+        ),
         click.option("--only", help="Only the kernels of one FAMILY."),
         click.option(
             "--cuda", type=click.Choice(["12", "13"]), help="CUDA major version. Default: the newest installed."
@@ -50,13 +55,15 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @selection_options
 @click.option("--jobs", type=click.IntRange(min=1), help="Compiles at a time. Default: the usable CPUs.")
 @click.option("--force", is_flag=True, help="Compile also what is in the cache.")
-@click.option("--dry-run", is_flag=True, help="Say what would be compiled; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would be compiled, and why each is missing; change nothing.")
+@click.option("--trace", metavar="FILE", help="Write where the time went, for Perfetto or chrome://tracing.")
 @cache_dir_option
 @json_option
 def warmup(
     jobs: int | None,
     force: bool,
     dry_run: bool,
+    trace: str | None,
     cache_dir: str | None,
     as_json: bool,
     cuda: str | None,
@@ -64,12 +71,17 @@ def warmup(
 ) -> int:
     """Fill the cache with the kernels of a deployment, on any machine, GPU or not."""
     from muse_jit.progress import show_report, watch
+    from muse_jit.trace import check_writable, write_trace
     from muse_jit.warmup import warm_up
 
+    if trace is not None:
+        check_writable(trace)
     settings = _settings(cache_dir, cuda)
     plan = _plan(**selection)
-    with watch(len(plan.kernels), quiet=as_json) as on_outcome:
-        report = warm_up(plan, settings, jobs=jobs, force=force, dry_run=dry_run, on_outcome=on_outcome)
+    with watch(len(plan.kernels), quiet=as_json) as on_change:
+        report = warm_up(plan, settings, jobs=jobs, force=force, dry_run=dry_run, on_change=on_change)
+    if trace is not None:
+        write_trace(report, trace)
     if as_json:
         print_json(report.as_dict())
     else:

@@ -8,8 +8,9 @@
       CompileError              compiler/: a kernel did not compile; carries the log
         SourceChanged           compiler/: the source was edited meanwhile; the service asks again once
       LinkerMissing             compiler/link: no linker on this machine (exit code 3)
+      VerifyMismatch            service: a recompiled kernel is not what is stored (mode verify)
       LoadError                 loader/: a verified library cannot be opened or lacks its symbol
-      MissForbidden             service: a miss while compiling is forbidden
+      MissForbidden             service: a miss while compiling is forbidden, by the mode or once the engine serves
       NotAvailable              ops/: an object that this version of the package does not have
       CompileDuringCapture      service: anything but a memory hit during a CUDA graph capture
       CacheUnusable             store/: the cache folder cannot be used for what was asked (exit code 3)
@@ -53,6 +54,10 @@ class SourceChanged(CompileError):
 
 class LinkerMissing(MuseJitError):
     """There is no linker on this machine, so nothing can be published."""
+
+
+class VerifyMismatch(MuseJitError):
+    """A kernel was compiled again and its bytes are not those in the cache."""
 
 
 class LoadError(MuseJitError):

@@ -226,13 +226,16 @@ def _positive(path: str, text: Mapping[str, Any], name: str, kind: Callable[[Any
 
 
 def read_plan(path: str, arches: Iterable[str] = ()) -> Plan:
-    """A plan written by `muse-jit plan`; `arches`, if any, replace the architectures it was made for.
+    """A plan written by `muse-jit plan`, or its text; `arches`, if any, replace the architectures it was made for.
+
+    A text begins with a brace; that is how error messages name kernels that no deployment's plan has.
 
     Raises:
         UsageError: the file cannot be read or is not a plan; one line says what is wrong.
         ConstantsError: a constant set in it is not possible.
     """
-    document = _read_json(path, "plan")
+    document = _parse_json(path, "plan") if path.lstrip().startswith("{") else _read_json(path, "plan")
+    path = "the plan" if path.lstrip().startswith("{") else path
     if document.get("schema") != SCHEMA or not isinstance(document.get("kernels"), list):
         raise UsageError(f"{path} is not a plan of schema {SCHEMA} (write one with: muse-jit plan > FILE)")
     wanted = [check_arch(a) for a in arches]
@@ -255,11 +258,19 @@ def read_plan(path: str, arches: Iterable[str] = ()) -> Plan:
 def _read_json(path: str, what: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+            text = file.read()
     except OSError as error:
         raise UsageError(f"{what} {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{what} {path} is not JSON: {error}") from None
+    return _parse_json(text, f"{what} {path}")
+
+
+def _parse_json(text: str, what: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{what} {path} is not a JSON object")
+        raise UsageError(f"{what} is not a JSON object")
     return document

@@ -2,7 +2,8 @@
 
     MUSE_JIT_CACHE_DIR          the cache folder; an absolute path
     VLLM_CACHE_ROOT             (vLLM's) the cache is its subfolder muse_jit when MUSE_JIT_CACHE_DIR is unset
-    MUSE_JIT_MODE               auto | readonly | forbid | off
+    MUSE_JIT_MODE               auto | readonly | forbid | verify | off
+    MUSE_JIT_LATE_COMPILE       warn | error | silent: a miss after the engine said that it serves
     MUSE_JIT_CUDA               12 | 13: the CUDA major version to compile for; default: the newest installed compiler
     MUSE_JIT_SHARE              owner | group | all: who may read the cache
     MUSE_JIT_TOOLCHAIN_CHECK    record | bytes: trust the distributions' RECORDs, or hash the installed files
@@ -30,7 +31,8 @@ from typing import Any
 
 from muse_jit.errors import UsageError
 
-MODES = ("auto", "readonly", "forbid", "off")
+MODES = ("auto", "readonly", "forbid", "verify", "off")
+LATE_COMPILES = ("warn", "error", "silent")
 SHARES = ("owner", "group", "all")
 TOOLCHAIN_CHECKS = ("record", "bytes")
 VLLM_MODES = ("auto", "warm", "0")
@@ -47,6 +49,7 @@ class Settings:
     cache_dir: str | None = None
     vllm_cache_root: str | None = None
     mode: str = "auto"
+    late_compile: str = "warn"
     cuda: int | None = None
     share: str = "owner"
     toolchain_check: str = "record"
@@ -182,6 +185,7 @@ _VARIABLES: dict[str, tuple[str, Any]] = {
     "cache_dir": ("MUSE_JIT_CACHE_DIR", _path),
     "vllm_cache_root": ("VLLM_CACHE_ROOT", _path),
     "mode": ("MUSE_JIT_MODE", _choice(*MODES)),
+    "late_compile": ("MUSE_JIT_LATE_COMPILE", _choice(*LATE_COMPILES)),
     "cuda": ("MUSE_JIT_CUDA", _cuda),
     "share": ("MUSE_JIT_SHARE", _choice(*SHARES)),
     "toolchain_check": ("MUSE_JIT_TOOLCHAIN_CHECK", _choice(*TOOLCHAIN_CHECKS)),

@@ -5,26 +5,25 @@ artifact, whether it was found or built, and, if it could not be stored, why.
 """
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from muse_jit import __version__
-from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import CacheUnusable, CompileError, SourceChanged
-from muse_jit.kernels.registry import KernelFamily
+from muse_jit.counters import Counters, Trouble
+from muse_jit.errors import CacheUnusable, CompileError, SourceChanged, VerifyMismatch
 from muse_jit.key.encoding import content_digest
 from muse_jit.key.kernel_key import KernelKey
-from muse_jit.key.source import Source
 from muse_jit.key.toolchain import Toolchain, runtime_library
+from muse_jit.remedy import warmup_command
+from muse_jit.request import Request, Stored
 from muse_jit.settings import SLOT_SECONDS, Settings
+from muse_jit.store.cubin import cubins
 from muse_jit.store.entry import Entry
-from muse_jit.store.layout import Layout
+from muse_jit.store.layout import STAGING, Layout
 from muse_jit.store.lookup import TO_SET_ASIDE, Hit, Miss
 
 if TYPE_CHECKING:  # importing the lock imports filelock, which a hit does without
@@ -34,69 +33,6 @@ logger = logging.getLogger("muse_jit")
 
 PRUNE_EVERY = 100
 """Publishes of one process between two looks at the size of the cache; the first one looks, too."""
-
-
-@dataclasses.dataclass
-class Counters:
-    """What a service did: one count for each way a request was answered, and what went wrong beside it."""
-
-    memory_hits: int = 0
-    disk_hits: int = 0
-    compiled: int = 0
-    failed: int = 0
-    waited: int = 0
-    """Requests that waited for another process to compile the same key."""
-    not_stored: int = 0
-    """Kernels that were compiled and could not be written to the cache."""
-    misses: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Reason of a miss to how often."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The answer to one request before loading: the artifact, and how it was come by."""
-
-    hit: Hit
-    status: str
-    """ "hit" or "compiled"."""
-    not_stored: str = ""
-    """Why a compiled kernel is not in the cache; empty when it is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One kernel that is wanted and was not found."""
-
-    family: KernelFamily
-    constants: ConstantSet
-    key: KernelKey
-    source: Source
-    """What the key's source digest was taken from."""
-    since: float
-    """When it was asked for, by `time.monotonic()`: a failure after that is an answer to it."""
-
-
-class Trouble:
-    """Warns once per message about trouble of the cache, or raises where MUSE_JIT_STRICT says so."""
-
-    def __init__(self, strict: bool) -> None:
-        self.strict = strict
-        self._said: set[str] = set()
-        self._state = threading.Lock()
-
-    def forget_threads(self) -> None:
-        """After a fork, in the child."""
-        self._state = threading.Lock()
-
-    def warn(self, message: str) -> None:
-        """Raises `CacheUnusable` when strict."""
-        if self.strict:
-            raise CacheUnusable(f"{message} (MUSE_JIT_STRICT)")
-        with self._state:
-            known = message in self._said
-            self._said.add(message)
-        if not known:
-            logger.warning("%s", message)
 
 
 class SingleFlight:
@@ -110,32 +46,106 @@ class SingleFlight:
         self.stores = settings.mode not in ("off", "readonly")
         self._published = 0
 
-    def build(self, request: Request, miss: Miss, look_again: Callable[[], Hit | Miss], *, force: bool) -> Stored:
-        """Compile, unless somebody else did meanwhile, and publish.
+    def build(
+        self,
+        request: Request,
+        miss: Miss,
+        look_again: Callable[[], Hit | Miss],
+        *,
+        force: bool = False,
+        waited: float = 0.0,
+    ) -> Stored:
+        """Compile, unless somebody else did meanwhile, and publish; waits for who is at it.
+
+        `waited` are the seconds that were waited for the key's holder before.
 
         Raises:
             CompileError: it does not compile, here or where this request waited for it.
             LinkerMissing, ToolchainError: this machine lacks something.
         """
         # A damaged entry in the way must not end anybody's waiting.
-        with self._lock(request, force or miss.reason in TO_SET_ASIDE) as held:
-            again = look_again() if held is not None and not force else miss
-            if isinstance(again, Hit):
-                self.counters.disk_hits += 1
-                return Stored(again, "hit")
-            if held is not None and held.failure is not None and held.failure.answers(request.since):
-                self.counters.failed += 1
-                raise CompileError(held.failure.message, log_path=held.failure.log_path)
-            try:
-                built = self._compile(request, shared=held is not None)
-            except CompileError as error:
-                if held is not None and not isinstance(error, SourceChanged):
-                    held.fail(str(error), error.log_path)
-                raise
+        with self._lock(request, force or miss.reason in TO_SET_ASIDE, waited) as held:
+            return self._build_held(request, miss, look_again, held, force, has_place=False)
+
+    def claim(
+        self, request: Request, miss: Miss, look_again: Callable[[], Hit | Miss], *, force: bool = False
+    ) -> Stored | None:
+        """`build` without waiting: None where somebody else is at it. The caller has a worker's place already."""
+        with contextlib.ExitStack() as stack:
+            held = None
+            if self.stores:
+                from muse_jit.store.lock import try_lock
+
+                try:
+                    self.layout.create()
+                    path = self.layout.lock(request.key.digest)
+                    held = stack.enter_context(try_lock(self.layout, path, request.what))
+                    if held is None:
+                        return None
+                except (OSError, CacheUnusable) as error:
+                    self.trouble.warn(f"no lock in the cache ({error}); compiling without it")
+            return self._build_held(request, miss, look_again, held, force, has_place=True)
+
+    def compare(self, request: Request, hit: Hit, *, has_place: bool = False) -> None:
+        """Compile what is in the cache again and compare, without touching the entry.
+
+        Raises:
+            VerifyMismatch: the bytes differ; says whether the GPU code does.
+            CompileError, LinkerMissing, ToolchainError: as `build`.
+        """
+        built = self._compile(request, has_place=has_place)
+        self.counters.verified += 1
+        if built.artifact == hit.artifact:
+            return
+        same = list(cubins(built.artifact)) == list(cubins(hit.artifact))
+        what = "its GPU code is the same, the host code around it differs" if same else "its GPU code differs"
+        raise VerifyMismatch(
+            f"{request.key.kernel} {request.key.digest[:12]} in {self.layout.root} is not what compiling it gives "
+            f"now: {what} (stored {hit.entry.artifact_digest[:12]}, compiled {built.entry.artifact_digest[:12]}); "
+            f"replace it with: {warmup_command(request.constants, request.key.target, self.layout.root)} --force"
+        )
+
+    def leave_token(self) -> str:
+        """Leave an empty file in the cache, by which others can tell that they see the same folder; its path.
+
+        Raises:
+            OSError, CacheUnusable: nothing can be written there.
+        """
+        if not self.stores:
+            raise CacheUnusable(f"mode {self.settings.mode} writes nothing")
+        self.layout.create()
+        path = self.layout.unique(STAGING)
+        self.layout.make_parents(path)
+        self.layout.write_new(path, b"")
+        return path
+
+    def _build_held(
+        self,
+        request: Request,
+        miss: Miss,
+        look_again: Callable[[], Hit | Miss],
+        held: "Held | None",
+        force: bool,
+        has_place: bool,
+    ) -> Stored:
+        """With the key's lock held, or without locks."""
+        again = look_again() if held is not None and not force else miss
+        if isinstance(again, Hit):
+            return Stored(again, "hit")
+        if held is not None and held.failure is not None and held.failure.answers(request.since):
+            self.counters.failed += 1
+            raise CompileError(held.failure.message, log_path=held.failure.log_path)
+        try:
+            built = self._compile(request, has_place=has_place)
+        except CompileError as error:
+            if held is not None and not isinstance(error, SourceChanged):
+                held.fail(str(error), error.log_path)
+            raise
+        with request.spans.measure("publish"):
             return self._publish(request.key, built, again)
 
     @contextlib.contextmanager
-    def _lock(self, request: Request, force: bool) -> "Iterator[Held | None]":
+    def _lock(self, request: Request, force: bool, waited: float) -> "Iterator[Held | None]":
         """Hold the key's lock; None where there can be no lock, and the kernel is compiled without one."""
         if not self.stores:
             yield None
@@ -148,39 +158,51 @@ class SingleFlight:
 
         held = None
         with contextlib.ExitStack() as stack:
+            asked = time.monotonic()
+            before = self.counters.waited
             try:
                 self.layout.create()
-                what = f"compiling {request.key.kernel} for {request.key.target.arch}"
                 published = functools.partial(os.path.isdir, self.layout.entry(request.key.digest))
-                lock = hold(
-                    self.layout, request.key.digest, what, self.settings.patience, waiting, None if force else published
-                )
+                until = None if force else published
+                patience = self.settings.patience
+                lock = hold(self.layout, request.key.digest, request.what, patience, waiting, until, waited)
                 held = stack.enter_context(lock)
             except (OSError, CacheUnusable, LockTimeout) as error:
                 self.trouble.warn(f"no lock in the cache ({error}); compiling without it")
+            if self.counters.waited != before:
+                request.spans.add("wait", asked)
             yield held
 
     @contextlib.contextmanager
-    def _slot(self, shared: bool) -> Iterator[None]:
-        """A place among the host's compile workers; none where no lock can be kept either."""
+    def place(self, patience: float) -> Iterator[bool]:
+        """One of the places for compile workers that all processes of this host share; whether one was got in time."""
+        from muse_jit.compiler.limits import worker_limit
+        from muse_jit.compiler.slots import private_layout, worker_slot
+
+        limit = self.settings.workers or worker_limit()
+        got = True  # also where nobody can keep count
         with contextlib.ExitStack() as stack:
-            if shared:
-                from muse_jit.compiler.limits import worker_limit
-                from muse_jit.compiler.slots import worker_slot
+            for layout in (self.layout, private_layout()) if self.stores else (private_layout(),):
+                try:
+                    layout.create()  # which refuses a folder that others can write to
+                    got = stack.enter_context(worker_slot(layout, limit, patience))
+                    break
+                except (OSError, CacheUnusable):
+                    continue
+            yield got
 
-                limit = self.settings.workers or worker_limit()
-                with contextlib.suppress(OSError, CacheUnusable):
-                    stack.enter_context(worker_slot(self.layout, limit, SLOT_SECONDS))
-            yield
-
-    def _compile(self, request: Request, *, shared: bool) -> Hit:
+    def _compile(self, request: Request, *, has_place: bool) -> Hit:
         from muse_jit.compiler.build import build
         from muse_jit.store.publish import keep_log
 
         key = request.key
         logger.debug("compiling %s for %s: %s", key.kernel, key.target, request.constants)
         try:
-            with self._slot(shared):
+            with contextlib.ExitStack() as stack:
+                if not has_place:
+                    asked = time.monotonic()
+                    stack.enter_context(self.place(SLOT_SECONDS))
+                    request.spans.add("wait", asked)
                 built = build(
                     request.family,
                     request.constants,
@@ -198,6 +220,7 @@ class SingleFlight:
             where = f"; full log: {error.log_path}" if error.log_path else ""
             raise type(error)(f"{error}{where}", error.log, error.log_path) from None
         self.counters.compiled += 1
+        request.spans.spans += built.spans
         logger.debug("compiled %s in %.2f s", key.kernel, built.compile_seconds)
         entry = Entry(
             digest=key.digest,

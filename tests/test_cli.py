@@ -33,9 +33,10 @@ def test_first_time_everything_is_compiled(filled):
     assert report["cache_dir"] == str(cache)
     assert set(report) == {
         "requested", "hits", "compiled", "failed", "not_stored", "seconds", "cache_dir", "kernels", "unavailable",
+        "misses", "stages",
     }  # fmt: skip
     for kernel in report["kernels"]:
-        assert set(kernel) == {"digest", "kernel", "arch", "status", "compile_s", "error"}
+        assert set(kernel) == {"digest", "kernel", "arch", "status", "compile_s", "error", "reason", "stages"}
         assert (kernel["status"], kernel["arch"], kernel["error"]) == ("compiled", "sm_90a", None)
         assert kernel["compile_s"] > 0
 
@@ -165,7 +166,7 @@ def test_wrong_use_is_one_line_and_an_exit_code(arguments, code, words):
 
 def test_a_malformed_variable_is_named(tmp_path):
     code, _, err = command("muse-jit", "env", MUSE_JIT_MODE="sometimes")
-    assert (code, err) == (2, "muse-jit: MUSE_JIT_MODE is 'sometimes'; allowed: auto, readonly, forbid, off\n")
+    assert (code, err) == (2, "muse-jit: MUSE_JIT_MODE is 'sometimes'; allowed: auto, readonly, forbid, verify, off\n")
 
 
 def test_a_cuda_version_that_the_compiler_does_not_load_is_refused_by_name(tmp_path):

@@ -6,11 +6,12 @@ import hashlib
 import logging
 import os
 import pathlib
+import shlex
 import threading
 
 import pytest
 from support import toy
-from support.process import run, start
+from support.process import command, run, start
 
 import muse_jit
 from muse_jit.errors import CompileError, MissForbidden, ToolchainError, UsageError
@@ -280,9 +281,13 @@ def test_a_failed_compile_keeps_its_log_and_leaves_nothing_to_hit(settings):
 
 def test_forbid_prints_the_command_that_would_have_filled_the_cache(settings, constants, tmp_path):
     service = _service(settings, mode="forbid")
-    with pytest.raises(MissForbidden, match=r"\(absent\) and compiling is forbidden.*muse-jit warmup --arch sm_90a"):
+    with pytest.raises(MissForbidden, match=r"\(absent\) and compiling is forbidden.*muse-jit warmup --cuda") as caught:
         service.get(constants)
     assert toy.compiles(tmp_path / "count") == 0
+    _, *words = shlex.split(str(caught.value).partition("fill it with: ")[2].partition(" [constants: ")[0])
+    code, _, err = command("muse-jit", *words, before="from support import toy")
+    assert code == 0, err
+    assert service.get(constants)() == 5
 
 
 def test_readonly_compiles_in_memory_and_writes_nothing(settings, constants, tmp_path):

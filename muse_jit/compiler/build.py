@@ -12,6 +12,7 @@ from muse_jit.kernels.registry import KernelFamily, class_text
 from muse_jit.key.kernel_key import KernelKey
 from muse_jit.key.options import as_environment
 from muse_jit.key.source import Source
+from muse_jit.spans import Span, Spans
 from muse_jit.store.cubin import resources
 
 
@@ -20,10 +21,19 @@ class Built:
     """A linked kernel and what it took."""
 
     artifact: bytes
-    import_seconds: float
-    compile_seconds: float
-    link_seconds: float
+    spans: tuple[Span, ...]
+    """The compiler's import (by the server, once), the compile and the link."""
     resources: list[dict[str, Any]]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of tracing, compiling and exporting."""
+        return Spans(list(self.spans)).seconds("compile")
+
+    @property
+    def link_seconds(self) -> float:
+        """Seconds of linking."""
+        return Spans(list(self.spans)).seconds("link")
 
 
 def build(
@@ -64,4 +74,4 @@ def build(
             raise type(error)(message, error.log) from None
         with open(done.library_path, "rb") as file:
             artifact = file.read()
-    return Built(artifact, done.import_seconds, done.compile_seconds, done.link_seconds, resources(artifact))
+    return Built(artifact, done.spans, resources(artifact))

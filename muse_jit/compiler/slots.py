@@ -7,12 +7,18 @@ that is free again when its holder dies.
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from muse_jit.store.layout import Layout
 from muse_jit.store.lock import POLL_SECONDS, try_lock
+
+
+def private_layout() -> Layout:
+    """Where the places are kept when the cache cannot keep them: it is off, read-only, or has no locks."""
+    return Layout(os.path.join(tempfile.gettempdir(), f"muse_jit-places-{os.getuid()}"))
 
 
 @contextmanager
@@ -31,7 +37,7 @@ def worker_slot(layout: Layout, limit: int, patience: float) -> Iterator[bool]:
         while not got:
             for number in range(limit):
                 path = os.path.join(layout.locks, f"workers-{host}", f"{number}.lock")
-                got = stack.enter_context(try_lock(layout, path, "compiling"))
+                got = stack.enter_context(try_lock(layout, path, "compiling")) is not None
                 if got:
                     break
             else:

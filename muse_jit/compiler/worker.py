@@ -1,12 +1,12 @@
-"""The process that imports the compiler, compiles and links one kernel and ends.
+"""The process that compiles and links one kernel and ends: a fork of the server, which has imported the compiler.
 
-Started as `python -I worker.py REQUEST.json` in a private folder, with a cleaned environment and no visible GPU. It
-answers with a result file; whatever it prints is the log. The only information it acts on is the request: family,
-constants, target, and where the parent's Python found its modules.
+It works in a private folder, answers with a result file, and whatever it prints is the log. The only information it
+acts on is the request: family, constants, target, and which modules to take from their source.
 """
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -87,8 +87,6 @@ class _Uncached(SourceFileLoader):
 
 
 def _attribute(text: str) -> Any:
-    import importlib
-
     module, _, name = text.partition(":")
     value = importlib.import_module(module)
     for part in name.split("."):
@@ -104,17 +102,18 @@ def _loaded_cuda_major() -> int | None:
     return int(flavour[2:]) if flavour.startswith("cu") and flavour[2:].isdigit() else None
 
 
-def _compile(request: dict[str, Any]) -> dict[str, Any]:
-    started = time.perf_counter()
-    if request["needs_cutlass"]:
-        import cutlass  # noqa: F401  (here, so that its time is told apart from the compile's)
-    imported = time.perf_counter()
+def _compile(request: dict[str, Any]) -> list[list[Any]]:
+    """Compile, export and link; returns the stages as (name, start, seconds)."""
+    started = time.monotonic()
     from muse_jit.compiler.link import link
+    from muse_jit.compiler.portable import make_portable
     from muse_jit.errors import SourceChanged
     from muse_jit.key.source import source_of
     from muse_jit.key.target import Target
 
     target = Target(**request["target"])
+    if request["needs_cutlass"]:
+        import cutlass  # noqa: F401  (there already, or the reason why not goes to the log)
     loaded = _loaded_cuda_major()
     if loaded is not None and loaded != target.cuda:
         raise RuntimeError(
@@ -129,31 +128,35 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
             f"{request['build']} returned {type(compiled).__name__}; it must return what cute.compile returned, or "
             "an object with export_to_c(path, function_name=)"
         )
+    make_portable(compiled, target.host)
     compiled.export_to_c(request["object"], function_name=request["symbol"])
     if source_of(request["build"], also=request["constants_class"]).digest != request["source"]:
         raise SourceChanged("the kernel's source changed while it was compiled; ask again")
-    compiled_at = time.perf_counter()
+    compiled_at = time.monotonic()
     link(request["linker"], request["object"], request["library"], request["runtime_library"])
-    return {
-        "import_seconds": imported - started,
-        "compile_seconds": compiled_at - imported,
-        "link_seconds": time.perf_counter() - compiled_at,
-    }
+    return [["compile", started, compiled_at - started], ["link", compiled_at, time.monotonic() - compiled_at]]
 
 
-def main() -> None:
-    """Read the request named on the command line, compile, write the result."""
-    with open(sys.argv[1], encoding="utf-8") as file:
+def main(folder: str, server: int, imported: tuple[float, float] | None) -> None:
+    """Do what `folder`/request.json asks for, write the result, and end; never returns.
+
+    `imported` is when the server imported the compiler, and in how many seconds, where that is still to be reported.
+    """
+    os.setsid()
+    _die_with_parent(server)
+    os.chdir(folder)
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
-    _die_with_parent(request["parent"])
-    _start_guard(request["parent"], os.getcwd())
-    sys.path[:] = request["sys_path"]
+    _start_guard(request["parent"], folder)
+    importlib.invalidate_caches()
     sys.meta_path.insert(0, _FromSource(frozenset(request["modules"])))
-    if not request["needs_torch"]:
-        # tvm_ffi and the DSL import torch where they find it: 1.5 s of a 2 s compile that does not use it.
-        sys.modules["torch"] = None  # type: ignore[assignment]
     try:
-        result = {"status": "ok", **_compile(request)}
+        stages = [["import", *imported, server]] if imported and request["needs_cutlass"] else []
+        stages += [[*stage, os.getpid()] for stage in _compile(request)]
+        result = {"status": "ok", "stages": stages}
     except Exception as error:
         import traceback
 
@@ -167,7 +170,3 @@ def main() -> None:
     sys.stderr.flush()
     # The compiler's thread pools and MLIR contexts take long to take down, and the result is on disk.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

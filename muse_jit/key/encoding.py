@@ -49,8 +49,11 @@ def content_digest(data: bytes | memoryview) -> ContentDigest:
     return ContentDigest(hashlib.sha256(data).hexdigest())
 
 
+_LENGTHS = tuple(struct.pack(">Q", count) for count in range(256))
+
+
 def _length(count: int) -> bytes:
-    return struct.pack(">Q", count)
+    return _LENGTHS[count] if count < 256 else struct.pack(">Q", count)
 
 
 def _append(parts: list[bytes], value: Any) -> None:

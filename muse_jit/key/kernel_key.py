@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from typing import Any
 
 from muse_jit.key.encoding import KeyDigest, key_digest
@@ -10,7 +11,7 @@ from muse_jit.key.target import Target
 SCHEMA = 1
 """Version of the key document. A change of its meaning gets a new number, and so a new digest for everything."""
 
-RECIPE = 1
+RECIPE = 2
 """Version of how this package compiles and links (worker, flags of the link, name of the symbol), none of which is
 in a kernel's source. A change that changes the bytes gets a new number."""
 
@@ -57,6 +58,11 @@ class KernelKey:
     def digest(self) -> KeyDigest:
         """SHA-256 over the canonical encoding of `document`."""
         return key_digest(self.document)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """`document` as JSON, in which 1, true and 1.0 differ: the quick way to see that two documents are one."""
+        return json.dumps(self.document, sort_keys=True)
 
     @property
     def symbol(self) -> str:

@@ -28,17 +28,30 @@ class Kernel:
     """A compiled kernel that can be called. Tensors are anything with DLPack; the stream is the caller's current one.
 
     A call checks operand dtypes, shapes and alignment as far as they are static, and raises ValueError or TypeError
-    from tvm_ffi. The GPU module is loaded by the first call on a device, which must happen before a graph capture.
+    from tvm_ffi. The GPU module is loaded by `prepare` or by the first call on a device; one of them must happen before
+    a graph capture.
     """
 
-    __slots__ = ("entry", "function")
+    __slots__ = ("_path", "_runtime", "entry", "function")
 
-    def __init__(self, entry: Entry, function: Any) -> None:
+    def __init__(self, entry: Entry, function: Any, path: str, runtime: ctypes.CDLL) -> None:
         self.entry = entry
         self.function = function
+        self._path, self._runtime = path, runtime
 
     def __call__(self, *operands: Any) -> Any:
         return self.function(*operands)
+
+    def prepare(self, device: int) -> None:
+        """Load the GPU module onto a device, by its CUDA ordinal, without launching; ahead of a graph capture.
+
+        Raises:
+            CompileDuringCapture: the current stream is capturing.
+            LoadError: no driver or device, one of another architecture, or a kernel that was not compiled here.
+        """
+        from muse_jit.loader.prepare import prepare
+
+        prepare(self._path, self.entry.symbol, self.entry.arch, self._runtime, device)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.entry.kernel} {self.entry.digest[:12]} {self.entry.arch}>"
@@ -52,12 +65,12 @@ def load(entry: Entry, artifact: bytes, runtime_library: str) -> Kernel:
     """
     preload(runtime_library)
     name = f"{re.sub(r'[^A-Za-z0-9_]', '_', entry.kernel)[:64]}-{entry.digest[:12]}"
-    module = _open(artifact, name)
+    module, path = _open(artifact, name)
     try:
         function = module[entry.symbol]
     except (AttributeError, ValueError):  # ValueError: a name that cannot be encoded
         raise LoadError(f"{entry.kernel} {entry.digest[:12]} does not export {entry.symbol!a}") from None
-    return Kernel(entry, function)
+    return Kernel(entry, function, path, _preloaded[runtime_library])
 
 
 def preload(runtime_library: str) -> None:
@@ -80,8 +93,8 @@ def preload(runtime_library: str) -> None:
             raise LoadError(f"the runtime library {runtime_library} cannot be opened: {error}") from None
 
 
-def _open(artifact: bytes, name: str) -> Any:
-    """Let tvm_ffi open the bytes, under a path that no library of this process had before.
+def _open(artifact: bytes, name: str) -> tuple[Any, str]:
+    """Let tvm_ffi open the bytes, under a path that no library of this process had before; the library and that path.
 
     The path must be new each time: the dynamic loader takes an equal path for the same library. It should end in
     .so, by which tvm_ffi chooses its reader, and carry the kernel's name, which debuggers and profilers then show.
@@ -97,8 +110,8 @@ def _open(artifact: bytes, name: str) -> Any:
                 # by its number, and keep the number taken while the library is open, until the process ends.
                 opened, descriptor = descriptor, -1
                 reader = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")
-                return reader(f"/proc/self/fd/{opened}", "so")
-            return tvm_ffi.load_module(path)
+                return reader(f"/proc/self/fd/{opened}", "so"), f"/proc/self/fd/{opened}"
+            return tvm_ffi.load_module(path), path
     except Exception as error:
         # tvm_ffi raises RuntimeError with the dynamic loader's message: a path that is gone by the time it is read.
         text = re.sub(r"\S*muse_jit-\S*?/(\S+\.so)|/proc/self/fd/\d+", name, str(error))

@@ -1,11 +1,13 @@
 """`entry.json`: what an entry says about itself. Readable with `cat`; the tools need nothing else."""
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
 
 from muse_jit.key.encoding import ContentDigest, KeyDigest, key_digest
+from muse_jit.key.kernel_key import KernelKey
 
 SCHEMA = 1
 _FIELDS = {
@@ -65,13 +67,18 @@ class Entry:
         """GPU architecture."""
         return str(self.key["target"]["arch"])
 
+    @functools.cached_property
+    def key_text(self) -> str:
+        """`key` as `KernelKey.text` has it."""
+        return json.dumps(self.key, sort_keys=True)
+
     def to_json(self) -> bytes:
         """The bytes of entry.json."""
         return json.dumps(dataclasses.asdict(self), indent=1).encode() + b"\n"
 
     @classmethod
-    def from_json(cls, data: bytes) -> "Entry":
-        """Read an entry.json.
+    def from_json(cls, data: bytes, asked: KernelKey | None = None) -> "Entry":
+        """Read an entry.json. Where the stored key is, to the letter, that of `asked`, so is its digest.
 
         Raises:
             BadManifest: it is not JSON, of another schema, misses a field or has one of a wrong type, or its digest
@@ -94,7 +101,7 @@ class Entry:
             raise BadManifest("field 'resources' is not a list of objects", SCHEMA)
         entry = cls(**{name: values[name] for name in _FIELDS})
         try:
-            derived = key_digest(entry.key)
+            derived = asked.digest if asked and entry.key_text == asked.text else key_digest(entry.key)
             _ = entry.kernel, entry.arch
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadManifest(f"the stored key is not a key document: {error}", SCHEMA) from None

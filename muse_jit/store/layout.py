@@ -19,7 +19,6 @@ whatever a kernel is called. An entry is three inodes: its folder and two files.
 
 import dataclasses
 import os
-import secrets
 import stat
 from contextlib import suppress
 
@@ -129,7 +128,7 @@ class Layout:
 
     def unique(self, kind: str, prefix: str = "") -> str:
         """A path below staging or set-aside that no process on any host uses: 128 random bits name it."""
-        return os.path.join(self.root, kind, prefix + secrets.token_hex(16))
+        return os.path.join(self.root, kind, prefix + os.urandom(16).hex())
 
     def create(self) -> None:
         """Make the root with its README, if it is not there, and check that it can be trusted.

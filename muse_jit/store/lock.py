@@ -83,8 +83,11 @@ def hold(
     stall_limit: float,
     on_wait: Callable[[str], None] | None = None,
     until: Callable[[], bool] | None = None,
+    waited: float = 0.0,
 ) -> Iterator[Held]:
     """Hold the lock of one key. `on_wait` is called once, with a description of the holder, before waiting.
+
+    `waited` are the seconds that the caller has waited for this holder already.
 
     Waiting ends early when `until` says that there is nothing to wait for (somebody who took over from a stopped
     holder has published); the lock is then not held, and the caller finds the entry.
@@ -99,7 +102,7 @@ def hold(
     if got is None:
         if on_wait is not None:
             on_wait(describe_holder(path))
-        got = _acquire(layout, path, what, stall_limit, until)
+        got = _acquire(layout, path, what, max(0.0, stall_limit - waited), until)
         if got is None and not (until is not None and until()):
             path = layout.lock(digest, "takeover.lock")
             got = _acquire(layout, path, what, stall_limit, until)
@@ -116,8 +119,8 @@ def hold(
 
 
 @contextmanager
-def try_lock(layout: Layout, path: str, what: str) -> Iterator[bool]:
-    """Take a lock if nobody has it; yields whether it was taken.
+def try_lock(layout: Layout, path: str, what: str) -> Iterator[Held | None]:
+    """Take a lock if nobody has it; yields None where somebody has.
 
     Raises:
         OSError: as `hold`.
@@ -125,7 +128,7 @@ def try_lock(layout: Layout, path: str, what: str) -> Iterator[bool]:
     layout.make_parents(path)
     got = _acquire(layout, path, what, 0.0)
     try:
-        yield got is not None
+        yield got[1] if got is not None else None
     finally:
         if got is not None:
             _release(got[0])

@@ -11,7 +11,7 @@ import os
 import stat
 
 from muse_jit.key.difference import difference
-from muse_jit.key.encoding import KeyDigest, content_digest, encode
+from muse_jit.key.encoding import KeyDigest, content_digest
 from muse_jit.key.kernel_key import KernelKey, symbol_of
 from muse_jit.store.entry import SCHEMA, BadManifest, Entry
 from muse_jit.store.layout import ARTIFACT, MANIFEST, Layout
@@ -170,11 +170,11 @@ def _read(folder: int, digest: KeyDigest, inode: int, asked: KernelKey | None) -
 def _manifest(folder: int, digest: KeyDigest, asked: KernelKey | None = None) -> Entry:
     data = _bytes_of(folder, MANIFEST)
     try:
-        entry = Entry.from_json(data)
+        entry = Entry.from_json(data, asked)
     except BadManifest as error:
         other = error.schema is not None and error.schema != SCHEMA
         raise _Unfit(Reason.WRONG_SCHEMA if other else Reason.BAD_MANIFEST, f"{MANIFEST}: {error}") from None
-    if asked is not None and encode(entry.key) != encode(asked.document):
+    if asked is not None and entry.key_text != asked.text:
         parts = "; ".join(map(str, difference(entry.key, asked.document)[:3]))
         raise _Unfit(Reason.FOREIGN_KEY, f"the stored key differs: {parts}")
     if entry.digest != digest:

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import MuseJitError
+from muse_jit.errors import LoadError
 from muse_jit.ops.attention_boundary import AttentionBoundary
 from muse_jit.ops.context import BuildContext
 from muse_jit.ops.device import pdl_supported, service_for
@@ -122,15 +121,13 @@ def obtain(device: torch.device, learned: Learned) -> Started:
     Kernels that cannot be had are left out of `learned`, with one warning.
     """
     service = service_for(device)
-    report = service.ensure(learned.constants)
-    failed: dict[ConstantSet, str] = {}
-    for constants in learned.constants:
-        try:
-            kernel = service.get(constants)
-            if device.type == "cuda":
-                kernel.prepare(device.index if device.index is not None else torch.cuda.current_device())
-        except MuseJitError as error:
-            failed[constants] = str(error)
+    wanted = learned.constants
+    report = service.ensure(wanted)
+    failed = {
+        c: k.error or "no reason given" for c, k in zip(wanted, report.kernels, strict=True) if k.status == "failed"
+    }
+    if device.type == "cuda":
+        _prepare([service.get(c) for c in wanted if c not in failed], device)
     started = Started(service, report, learned.without(failed))
     refused = started.learned.refused
     if refused:
@@ -140,15 +137,20 @@ def obtain(device: torch.device, learned: Learned) -> Started:
     return started
 
 
+def _prepare(kernels: list[Any], device: torch.device) -> None:
+    """Load GPU modules now: during a capture it is too late. Where that fails, the objects' first launch does it."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    try:
+        for kernel in kernels:
+            kernel.prepare(index)
+    except LoadError as error:
+        logger.warning("muse_jit: GPU modules are loaded by a first launch: %s", error)
+
+
 def say(started: Started) -> None:
     """The one line of a start."""
-    logger.info(
-        "muse_jit: %d kernels for %d layers; %s; %s",
-        len(started.learned.constants),
-        len(started.learned.boundaries),
-        started.report.summary(),
-        started.used,
-    )
+    layers = len(started.learned.boundaries)
+    logger.info("muse_jit: %s; %d layers; %s", started.report.summary(), layers, started.used)
 
 
 def context_of(worker: Any, backbone: Any, **more: Any) -> BuildContext:

@@ -44,10 +44,10 @@ def alive(pid):
         return False
 
 
-def command(name, *arguments, block=(), timeout=120, **variables):
-    """Run a console script's entry; returns (exit code, standard output, standard error)."""
+def command(name, *arguments, block=(), timeout=120, before="", **variables):
+    """Run a console script's entry, after the statement `before`; returns (exit code, output, errors)."""
     module = {"muse-jit": "muse_jit.cli", "muse-cache": "cache_tools.cli"}[name]
-    code = f"sys.argv[1:] = {[str(a) for a in arguments]!r}\nfrom {module} import entry\nentry()"
+    code = f"{before}\nsys.argv[1:] = {[str(a) for a in arguments]!r}\nfrom {module} import entry\nentry()"
     process = start(code, block=block, **variables)
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err

@@ -71,7 +71,11 @@ def build(constants, target):
             behaviour = behaviour.removesuffix("_once") if len(file.readlines()) == 1 else "ok"
     if behaviour == "child":
         _start_child(constants)
+    began = time.monotonic()
     time.sleep(constants.seconds)
+    if constants.count_file:
+        with open(constants.count_file + ".times", "a") as file:
+            file.write(f"{began} {time.monotonic()} {os.getppid()}\n")
     if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "stopped":
@@ -103,6 +107,12 @@ def rebuild(constants, target):
 
 
 register_kernel("toy", ToyConstants, "support.toy:build")
+
+
+def times(path):
+    """(begin, end, server's process id) of each compile a count file records; begin and end by `time.monotonic`."""
+    lines = path.with_name(path.name + ".times").read_text().splitlines()
+    return [(float(begin), float(end), int(server)) for begin, end, server in map(str.split, lines)]
 
 
 def compiles(path):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from support.stub_model import Model, Worker, vllm_config
 
-from muse_jit.errors import CompileError, MissForbidden
+from muse_jit.errors import LoadError, MissForbidden
 from muse_jit.plan import Deployment, make_plan
+from muse_jit.report import KernelReport, Report
 from muse_jit.vllm_plugin import hooks, start
 from muse_jit.vllm_plugin.hooks import Refused
 from muse_jit.vllm_plugin.layers import learn
@@ -19,18 +20,27 @@ class FakeService:
 
     def __init__(self, failing=(), error=None):
         self.asked, self.loaded, self.ready, self.failing, self.error = [], [], 0, failing, error
+        self.prepared, self.no_driver = [], False
 
     def ensure(self, constants, *, peers=None):
         if self.error is not None:
             raise self.error
         self.asked.append(tuple(constants))
-        return types.SimpleNamespace(summary=lambda: "3 hits, 0 compiled in 0.01 s")
+        return Report(tuple(self._one(c) for c in constants), 0.01, "/cache")
+
+    def _one(self, constants):
+        failed = constants.family in self.failing
+        error = "the kernel does not compile" if failed else None
+        return KernelReport("0" * 64, constants.family, "sm_90a", "failed" if failed else "hit", error=error)
 
     def get(self, constants):
-        if constants.family in self.failing:
-            raise CompileError("the kernel does not compile")
         self.loaded.append(constants)
-        return types.SimpleNamespace(prepare=lambda index: None)
+        return types.SimpleNamespace(prepare=self.prepare)
+
+    def prepare(self, index):
+        self.prepared.append(index)
+        if self.no_driver:
+            raise LoadError("there is no CUDA driver on this machine")
 
     def serving(self):
         self.ready += 1
@@ -64,10 +74,9 @@ def test_exactly_the_plan_is_ensured_and_one_line_is_said(model, service, caplog
     _after(worker)
     plan = make_plan(Deployment(tp=8), ["sm_90a"])
     assert [set(asked) for asked in service.asked] == [{p.constants for p in plan.kernels}]
-    assert set(service.loaded) == set(service.asked[0])
-    assert _lines(caplog, logging.INFO) == [
-        "muse_jit: 3 kernels for 3 layers; 3 hits, 0 compiled in 0.01 s; nothing is replaced"
-    ]
+    (line,) = _lines(caplog, logging.INFO)
+    assert line.startswith("muse_jit: 3 kernels: 3 hits, 0 compiled; ")
+    assert line.endswith("; 3 layers; nothing is replaced")
     assert service.ready == 0
     hooks._when_ready(worker)
     assert service.ready == 1
@@ -123,6 +132,17 @@ def test_one_kernel_that_fails_leaves_its_calls_stock(model, service, caplog):
     _after(worker)
     assert _lines(caplog) == ["muse_jit: layer 0 (and 2 more) stays stock: the kernel does not compile"]
     assert [c.family for c in worker.muse_jit.learned.constants] == ["row_norm", "row_norm"]
+
+
+@pytest.mark.parametrize("no_driver", [False, True])
+def test_gpu_modules_are_prepared_on_the_workers_device(model, service, caplog, no_driver):
+    service.no_driver = no_driver
+    start.obtain(torch.device("cuda", 3), learn(model.model, enable_pdl=True))
+    assert set(service.loaded) == set(service.asked[0])
+    assert service.prepared == ([3] if no_driver else [3, 3, 3])
+    assert _lines(caplog) == (
+        ["muse_jit: GPU modules are loaded by a first launch: there is no CUDA driver on this machine"] * no_driver
+    )
 
 
 @pytest.mark.parametrize("model_without", ["model", "layers"])

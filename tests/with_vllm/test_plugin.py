@@ -10,6 +10,7 @@ from support.process import run
 from support.real_model import H, Model, run_natively, stock, vllm_config
 
 from muse_jit.ops import attention_boundary
+from muse_jit.report import KernelReport, Report
 from muse_jit.vllm_plugin import builder, hooks, start
 from muse_jit.vllm_plugin.deployment import SPECIALIZED, decode_backend, doubt, is_muse_spark, unsupported
 from muse_jit.vllm_plugin.hooks import Refused
@@ -147,7 +148,7 @@ class _Service:
 
     def ensure(self, constants, *, peers=None):
         self.asked = tuple(constants)
-        return types.SimpleNamespace(summary=lambda: "found")
+        return Report(tuple(KernelReport("", c.family, "sm_90a", "hit") for c in constants), 0.0, "/cache")
 
     def get(self, constants):
         return types.SimpleNamespace(prepare=lambda index: None)
