@@ -198,7 +198,7 @@ def run(mode, cache, layers):
         done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-4000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1].replace(cache, "CACHE"))
 
 
 def main():

@@ -41,6 +41,21 @@ def stock_boundary_order(arch: str) -> str:
     return FLASHINFER_ORDER
 
 
+def unknown_stock(arch: str, *, boundary: bool) -> str | None:
+    """Why it is not known in which order stock's row norm, or residual boundary, sums here; None where it is.
+
+    The kernels then have the nearest order, whose bits are equal or nearly so.
+    """
+    triton, flashinfer = _version("triton"), _version("flashinfer-python")
+    if boundary and stock_boundary_order(arch) == FLASHINFER_ORDER:
+        known = _release(FLASHINFER_ORDER.removeprefix("flashinfer-"))
+        return None if _release(str(flashinfer)) == known else f"the order of FlashInfer {flashinfer} is not known"
+    if triton is None:
+        return "Triton is not installed"
+    known_orders = {_release(order.removeprefix("triton-")) for order in ORDERS}
+    return None if _release(triton) in known_orders else f"the order of Triton {triton} is not known"
+
+
 def order_of_triton(version: str) -> str:
     """The order for a Triton version such as "3.8.0"; the nearest known one for others."""
     known = {order: _release(order.removeprefix("triton-")) for order in ORDERS}

@@ -14,9 +14,10 @@ from muse_jit.ops.context import ALL_REDUCE_TPS, FUSED_TPS
 from muse_jit.ops.layer_front import LayerFront
 from muse_jit.ops.o_projection import OProjection
 from muse_jit.vllm_plugin.hooks import Refused
-from muse_jit.vllm_plugin.layers import backbone_of, learn, own_layers
+from muse_jit.vllm_plugin.layers import FRONT, backbone_of, learn, own_layers
 from muse_jit.vllm_plugin.proof import boundary_differs, front_differs
 from muse_jit.vllm_plugin.start import (
+    BOUNDARY,
     MAX_ROWS,
     Started,
     context_of,
@@ -73,10 +74,10 @@ def _build(worker: Any) -> Started:
 def _compare(steps: Steps, front: LayerFront, boundaries: dict[Any, AttentionBoundary], device: torch.device) -> None:
     """Say where bits differ from stock's; the builder was asked for by name, so it goes on."""
     layer, boundary = next(iter(boundaries.items()))
-    differs = {"the first layer's norm": front_differs(front, layer.self_attn.pre_qkv_proj_norm, device)}
+    differs = {FRONT: front_differs(front, layer.self_attn.pre_qkv_proj_norm, device)}
     if boundary.all_reduce is not None:  # without it the all-reduce is part of the kernel, and collective
         stock = steps.stock_boundary
-        differs["the attention boundary"] = boundary_differs(boundary, layer, stock, steps.stream_class, device)
+        differs[BOUNDARY] = boundary_differs(boundary, layer, stock, steps.stream_class, device)
     for what, why in differs.items():
         if why is not None:
             logger.warning("muse_jit: %s is not bit for bit stock's: %s", what, why)

@@ -11,20 +11,23 @@ from typing import Any
 import torch
 
 from muse_jit.errors import LoadError
+from muse_jit.key.target import arch_of_capability
 from muse_jit.ops.attention_boundary import AttentionBoundary
 from muse_jit.ops.context import BuildContext
 from muse_jit.ops.device import pdl_supported, service_for
 from muse_jit.ops.layer_front import LayerFront
+from muse_jit.ops.stock_order import unknown_stock
 from muse_jit.plan import ROWS
 from muse_jit.settings import Settings
 from muse_jit.vllm_plugin.deployment import SPECIALIZED, decode_backend, doubt, is_muse_spark, unsupported
 from muse_jit.vllm_plugin.hooks import Refused
-from muse_jit.vllm_plugin.layers import Learned, backbone_of, learn, own_layers
+from muse_jit.vllm_plugin.layers import FRONT, Learned, backbone_of, learn, own_layers
 from muse_jit.vllm_plugin.proof import boundary_differs, front_differs
 from muse_jit.vllm_plugin.steps import Steps
 
 logger = logging.getLogger("vllm.muse_jit")
 
+BOUNDARY = "the attention boundary"
 MAX_ROWS = ROWS[-1]
 """Tokens of the largest step that counts as decode-sized."""
 
@@ -172,14 +175,16 @@ def _replace(started: Started, ctx: BuildContext) -> None:
         for i, layer in enumerate(own_layers(ctx.backbone), ctx.backbone.start_layer)
         if i in started.learned.boundaries
     }
-    boundaries = {layer: AttentionBoundary.build_reduced(ctx, layer) for layer in layers}
-    front = None
-    if started.learned.front:
+    arch = arch_of_capability(torch.cuda.get_device_capability(ctx.device))
+    front, boundaries = None, {}
+    if started.learned.front and not unproven(FRONT, unknown_stock(arch, boundary=False)):
         front = LayerFront.build(ctx, ctx.backbone.layers[0], MAX_ROWS)
         why = front_differs(front, ctx.backbone.layers[0].self_attn.pre_qkv_proj_norm, ctx.device)
-        front = None if unproven("the first layer's norm", why) else front
+        front = None if unproven(FRONT, why) else front
     steps = Steps(ctx.backbone, front, max_rows=MAX_ROWS)
-    boundaries = proven(steps, boundaries, ctx.device)
+    if layers and not unproven(BOUNDARY, unknown_stock(arch, boundary=True)):
+        boundaries = {layer: AttentionBoundary.build_reduced(ctx, layer) for layer in layers}
+        boundaries = proven(steps, boundaries, ctx.device)
     if front is None and not boundaries:
         return
     steps.install(boundaries)
@@ -196,7 +201,7 @@ def proven(
     for layer, boundary in boundaries.items():
         if boundary.op not in verdicts:
             why = boundary_differs(boundary, layer, steps.stock_boundary, steps.stream_class, device)
-            verdicts[boundary.op] = not unproven("the attention boundary", why)
+            verdicts[boundary.op] = not unproven(BOUNDARY, why)
     return {layer: boundary for layer, boundary in boundaries.items() if verdicts[boundary.op]}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from muse_jit.ops import stock_order
-from muse_jit.ops.stock_order import stock_boundary_order
+from muse_jit.ops.stock_order import stock_boundary_order, unknown_stock
 
 
 @pytest.fixture
@@ -39,3 +39,21 @@ def test_the_boundarys_order(installed, caplog, arch, flashinfer, order, said):
 
 def test_without_triton_the_newest_order(installed):
     assert stock_order.stock_order() == "triton-3.8"
+
+
+@pytest.mark.parametrize(
+    ("arch", "triton", "flashinfer", "row_norm", "boundary"),
+    [
+        ("sm_90a", "3.8.0", None, None, None),
+        ("sm_90a", "3.6.0", "0.8.0", None, None),
+        ("sm_90a", "3.9.0", None, "the order of Triton 3.9.0 is not known", "the order of Triton 3.9.0 is not known"),
+        ("sm_90a", None, None, "Triton is not installed", "Triton is not installed"),
+        ("sm_100a", "3.9.0", "0.7.2", "the order of Triton 3.9.0 is not known", None),
+        ("sm_103a", "3.8.0", "0.8.0", None, "the order of FlashInfer 0.8.0 is not known"),
+    ],
+)
+def test_what_is_not_known_is_said(installed, arch, triton, flashinfer, row_norm, boundary):
+    given = {"triton": triton, "flashinfer-python": flashinfer}
+    installed |= {name: version for name, version in given.items() if version}
+    assert unknown_stock(arch, boundary=False) == row_norm
+    assert unknown_stock(arch, boundary=True) == boundary
