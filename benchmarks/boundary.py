@@ -146,6 +146,7 @@ def as_stock_here():
     """The order of the cubins, whatever Triton this machine carries."""
     stock_layer.stock_order = lambda: "triton-3.8"
     stock_layer.stock_boundary_order = lambda arch: "triton-3.8"
+    start.unknown_stock = lambda arch, boundary: None
 
 
 def measure(graphs, layers, replays):
@@ -182,7 +183,7 @@ def main():
     options.rows = [int(rows) for rows in options.rows.split(",")]
     as_stock_here()
     stock = Stock(options.stock)
-    with torch.inference_mode():
+    with torch.no_grad():
         widths = {int(width): one_width(stock, int(width), options) for width in options.widths.split(",")}
     document = {
         "device": torch.cuda.get_device_name(),

@@ -13,7 +13,7 @@ from muse_jit.ops import stock_layer
 from muse_jit.ops.attention_boundary import AttentionBoundary
 from muse_jit.ops.layer_front import LayerFront
 from muse_jit.ops.o_projection import OProjection
-from muse_jit.vllm_plugin import hooks
+from muse_jit.vllm_plugin import hooks, start
 from muse_jit.vllm_plugin.start import context_of
 from muse_jit.vllm_plugin.steps import Steps
 
@@ -45,6 +45,7 @@ def order(monkeypatch):
     def choose(name):
         monkeypatch.setattr(stock_layer, "stock_order", lambda: name)
         monkeypatch.setattr(stock_layer, "stock_boundary_order", lambda arch: name)
+        monkeypatch.setattr(start, "unknown_stock", lambda arch, boundary: None)
 
     choose("triton-3.8")
     return choose
