@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,11 @@ import click
 from muse_jit.errors import CacheUnusable, ConstantsError, LinkerMissing, MuseJitError, ToolchainError, UsageError
 
 OK, FAILED, USAGE, UNUSABLE = 0, 1, 2, 3
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as `KeyboardInterrupt` is Ctrl-C: it unwinds the stack, so that workers end and files are closed."""
 
 
 def run(command: click.Command, program: str) -> None:
@@ -20,6 +25,8 @@ def run(command: click.Command, program: str) -> None:
 
     0 fine; 1 something failed or was found damaged; 2 wrong usage; 3 the cache cannot be used for what was asked.
     """
+    with contextlib.suppress(ValueError):  # not the main thread: somebody embeds the command
+        signal.signal(signal.SIGTERM, _terminate)
     code = _run(command, program)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
@@ -36,6 +43,8 @@ def _run(command: click.Command, program: str) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _complain(program, "interrupted; what was finished is kept", INTERRUPTED)
+    except _Terminated:
+        return _complain(program, "terminated; what was finished is kept", TERMINATED)
     except click.UsageError as error:
         where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         return _complain(program, f"{error.format_message()}{where}", USAGE)
@@ -50,6 +59,10 @@ def _run(command: click.Command, program: str) -> int:
     except SystemExit:
         # Without standalone mode click ends the process for one reason: the reader went away ("muse-cache ls | head").
         return OK
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise _Terminated
 
 
 def _complain(program: str, message: str, code: int) -> int:

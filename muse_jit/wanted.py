@@ -71,8 +71,7 @@ class Wanted:
         assert self._request is not None
         found = self.service.look_up(self._request.key)
         if isinstance(found, Hit):
-            self.service.counters.waited += 1
-            self.spans.add("wait", self._since if self.busy_since is None else self.busy_since)
+            self._waited()
             self._hit(found)
         else:
             self._miss = found
@@ -97,6 +96,8 @@ class Wanted:
             waited = now - self.busy_since
             if waited > self.service.settings.patience:  # its holder has stopped: one of those who wait takes over
                 self.stored = flight.build(self._request, self._miss, self._look_again, force=force, waited=waited)
+        if self.stored is not None and self.stored.status == "hit":
+            self._waited()
         return self.stored is not None
 
     def report(self) -> KernelReport:
@@ -117,6 +118,11 @@ class Wanted:
             not_stored=bool(stored is not None and stored.not_stored),
             spans=tuple(self.spans.spans),
         )
+
+    def _waited(self) -> None:
+        """Somebody else compiled it between the look-up and now."""
+        self.service.counters.waited += 1
+        self.spans.add("wait", self._since if self.busy_since is None else self.busy_since)
 
     def _look_again(self) -> Hit | Miss:
         assert self._request is not None
