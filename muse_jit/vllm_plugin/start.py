@@ -106,11 +106,21 @@ def when_ready(worker: Any) -> None:
 
 def _start(worker: Any, *, replace: bool) -> Started:
     backbone = backbone_of(worker.model_runner.get_model())
-    started = obtain(worker.device, learn(backbone, enable_pdl=pdl_or_default(worker.device)))
+    learned = learn(backbone, enable_pdl=pdl_or_default(worker.device))
+    if replace and worker.device.type == "cuda":
+        learned = of_known_stock(learned, arch_of_capability(torch.cuda.get_device_capability(worker.device)))
+    started = obtain(worker.device, learned)
     if replace and worker.device.type == "cuda":
         _replace(started, context_of(worker, backbone))
     say(started)
     return started
+
+
+def of_known_stock(learned: Learned, arch: str) -> Learned:
+    """Without what would not be launched, because the order in which stock sums here is not known."""
+    unknown = {c: unknown_stock(arch, boundary=False) for c in learned.front}
+    unknown |= {c: unknown_stock(arch, boundary=True) for c in learned.boundaries.values()}
+    return learned.without({constants: why for constants, why in unknown.items() if why is not None})
 
 
 def pdl_or_default(device: torch.device) -> bool:
@@ -175,16 +185,14 @@ def _replace(started: Started, ctx: BuildContext) -> None:
         for i, layer in enumerate(own_layers(ctx.backbone), ctx.backbone.start_layer)
         if i in started.learned.boundaries
     }
-    arch = arch_of_capability(torch.cuda.get_device_capability(ctx.device))
-    front, boundaries = None, {}
-    if started.learned.front and not unproven(FRONT, unknown_stock(arch, boundary=False)):
+    front = None
+    if started.learned.front:
         front = LayerFront.build(ctx, ctx.backbone.layers[0], MAX_ROWS)
         why = front_differs(front, ctx.backbone.layers[0].self_attn.pre_qkv_proj_norm, ctx.device)
         front = None if unproven(FRONT, why) else front
     steps = Steps(ctx.backbone, front, max_rows=MAX_ROWS)
-    if layers and not unproven(BOUNDARY, unknown_stock(arch, boundary=True)):
-        boundaries = {layer: AttentionBoundary.build_reduced(ctx, layer) for layer in layers}
-        boundaries = proven(steps, boundaries, ctx.device)
+    boundaries = {layer: AttentionBoundary.build_reduced(ctx, layer) for layer in layers}
+    boundaries = proven(steps, boundaries, ctx.device)
     if front is None and not boundaries:
         return
     steps.install(boundaries)

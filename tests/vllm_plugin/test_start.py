@@ -134,6 +134,14 @@ def test_one_kernel_that_fails_leaves_its_calls_stock(model, service, caplog):
     assert [c.family for c in worker.muse_jit.learned.constants] == ["row_norm", "row_norm"]
 
 
+def test_what_an_unknown_version_would_not_launch_is_not_compiled(model, monkeypatch):
+    reasons = {True: "the order of FlashInfer 9 is not known", False: None}
+    monkeypatch.setattr(start, "unknown_stock", lambda arch, boundary: reasons[boundary])
+    left = start.of_known_stock(learn(model.model, enable_pdl=True), "sm_103a")
+    assert [c.family for c in left.constants] == ["row_norm", "row_norm"]
+    assert left.refused["layer 2"] == "the order of FlashInfer 9 is not known"
+
+
 @pytest.mark.parametrize("no_driver", [False, True])
 def test_gpu_modules_are_prepared_on_the_workers_device(model, service, caplog, no_driver):
     service.no_driver = no_driver
