@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from muse_jit.constants.base import ConstantSet
 from muse_jit.errors import LoadError
 from muse_jit.key.target import arch_of_capability
 from muse_jit.ops.attention_boundary import AttentionBoundary
@@ -118,7 +119,7 @@ def _start(worker: Any, *, replace: bool) -> Started:
 
 def of_known_stock(learned: Learned, arch: str) -> Learned:
     """Without what would not be launched, because the order in which stock sums here is not known."""
-    unknown = {c: unknown_stock(arch, boundary=False) for c in learned.front}
+    unknown: dict[ConstantSet, str | None] = {c: unknown_stock(arch, boundary=False) for c in learned.front}
     unknown |= {c: unknown_stock(arch, boundary=True) for c in learned.boundaries.values()}
     return learned.without({constants: why for constants, why in unknown.items() if why is not None})
 
