@@ -48,7 +48,7 @@ soak: setup
 # The plugin's tests against the real vLLM 0.33.0, without its CUDA parts, in an environment of its own (1.5 GB).
 .PHONY: test-vllm
 test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
+	$(VLLM_VENV)/bin/python -m pytest -n 2 --dist worksteal tests/with_vllm
 
 $(VLLM_VENV)/.ready: pyproject.toml vllm-requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'

@@ -26,6 +26,9 @@ logger = logging.getLogger("muse_jit")
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 Weights = tuple[torch.Tensor | None, torch.Tensor | float, torch.Tensor, torch.Tensor | None]
 
+find_tp_group: Callable[[], Any] | None = None
+"""How the process's tensor parallel group is found, where an engine's builder gives a device group only."""
+
 _fused: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
@@ -125,8 +128,10 @@ def fused_all_reduce(ctx: Any) -> Any:
     shared = _fused.get(ctx.backbone)
     if shared is None:
         made_by = require(FUSED_MODULE)
-        device_group, cpu_group = (getattr(ctx.group, name, None) for name in ("device_group", "cpu_group"))
-        if device_group is None or cpu_group is None or getattr(ctx.group, "world_size", ctx.tp) != ctx.tp:
+        group = ctx.group if find_tp_group is None else find_tp_group()
+        device_group, cpu_group = (getattr(group, name, None) for name in ("device_group", "cpu_group"))
+        known = device_group is not None and cpu_group is not None and ctx.group in (group, device_group)
+        if not known or getattr(group, "world_size", ctx.tp) != ctx.tp:
             raise ValueError(f"the attention boundary takes the tensor parallel group of {ctx.tp} ranks")
         if ctx.tp not in FUSED_TPS or ctx.all_reduce_order is None:
             raise ValueError(f"TP{ctx.tp} has no fused all-reduce in the order of stock's")

@@ -7,7 +7,7 @@ Expected of such a vLLM, as its documentation shows it:
   producer_mailbox and standalone_dual_norm);
 - its builder makes them by `LayerFront.build(ctx, layer, rows)`, `OProjection.build(ctx, layer, rows=)` and
   `AttentionBoundary.build(ctx, layer, all_reduce=)`, and calls `run` and `prepare_kv` on them, as ours are called;
-- `ctx` has tp, group (the tensor parallel group), device, backbone, aux_layers and all_reduce_order.
+- `ctx` has tp, group (the tensor parallel group, or its device group), device, backbone, aux_layers and all_reduce_order.
 
 Each class is put in the place of vLLM's only if its constructors and methods take the same arguments, everywhere in
 that package where the original is referred to. It must happen before the builder runs, that is before the weights are
@@ -89,8 +89,18 @@ def hand_over() -> bool:
             for attribute, value in list(vars(module).items()):
                 if id(value) in names_of:
                     setattr(module, attribute, replacements[names_of[id(value)]])
+    _find_group()
     logger.info("muse_jit: vLLM's specialised decode is built from this package's runtime objects")
     return True
+
+
+def _find_group() -> None:
+    """Its builder may give the device group alone; the fused all-reduce needs the CPU group, too."""
+    from vllm.distributed import get_tp_group
+
+    from muse_jit.ops import attention_boundary
+
+    attention_boundary.find_tp_group = get_tp_group
 
 
 def _parameters(function: Any) -> list[str]:

@@ -204,6 +204,15 @@ def test_one_fused_all_reduce_serves_every_layer(backbone, later, tp):
     assert fused_all_reduce(other) is not fused_all_reduce(ctx)
 
 
+def test_a_device_group_alone_is_completed_by_the_engine(backbone, later, monkeypatch):
+    monkeypatch.setattr(attention_boundary, "find_tp_group", lambda: _group(4))
+    ctx = BuildContext(4, "device", torch.device("cpu"), backbone, "mnnvl")
+    assert fused_all_reduce(ctx).made_with[:2] == ("device", "cpu")
+    other = BuildContext(4, "another", torch.device("cpu"), Model(layers=1).model, "mnnvl")
+    with pytest.raises(ValueError, match="takes the tensor parallel group of 4 ranks"):
+        fused_all_reduce(other)
+
+
 @pytest.mark.parametrize(
     ("group", "order", "message"),
     [

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from muse_jit.ops import attention_boundary
 from muse_jit.vllm_plugin import newer
 
 TEMPLATE = """
@@ -39,6 +40,8 @@ def _vllm(monkeypatch, **changed):
     parts = newer.PACKAGE.split(".")
     for end in range(1, len(parts) + 1):
         _module(monkeypatch, ".".join(parts[:end]))
+    _module(monkeypatch, "vllm.distributed", "def get_tp_group(): return 'the group'")
+    monkeypatch.setattr(attention_boundary, "find_tp_group", None)
     sources = {}
     for name, where in newer.WHERE.items():
         text = f"def {name}(x): ...\n"
@@ -65,6 +68,7 @@ def test_our_objects_take_the_place_of_vllms_everywhere(monkeypatch, caplog):
         assert getattr(made[where], name) is ours[name]
     assert executor.Boundary is ours["AttentionBoundary"]
     assert executor.dual is ours["standalone_dual_norm"]
+    assert attention_boundary.find_tp_group() == "the group"
     assert len(caplog.records) == 1
 
 

@@ -45,24 +45,20 @@ def test_loading_it_again_and_again_hooks_once_and_touches_nothing():
     assert (hook_count, initialized) == (1, False)
 
 
-WRAPPED = (
-    "import vllm.v1.worker.gpu_worker as w\n"
-    "print([hasattr(getattr(w.Worker, n), 'muse_jit_stock') for n in ('load_model', 'compile_or_warm_up_model')])"
-)
+def test_the_real_worker_is_wrapped_after_its_import():
+    out = run(
+        LOADED + "import vllm.v1.worker.gpu_worker as w\n"
+        "print([hasattr(getattr(w.Worker, n), 'muse_jit_stock') for n in ('load_model', 'compile_or_warm_up_model')])"
+    )
+    assert out.splitlines()[-1] == "[True, True]"
 
 
 @pytest.mark.parametrize(
-    ("variables", "wrapped"),
-    [
-        ({}, True),
-        ({"VLLM_PLUGINS": "muse_jit"}, True),
-        ({"VLLM_PLUGINS": "other"}, False),
-        ({"MUSE_JIT_VLLM": "0"}, False),
-    ],
+    ("variables", "hooked"),
+    [({"VLLM_PLUGINS": "muse_jit"}, 1), ({"VLLM_PLUGINS": "other"}, 0), ({"MUSE_JIT_VLLM": "0"}, 0)],
 )
-def test_the_real_worker_is_wrapped_unless_it_is_off(variables, wrapped):
-    out = run(LOADED + WRAPPED, **variables)
-    assert out.splitlines()[-1] == str([wrapped, wrapped])
+def test_it_is_off_by_vllms_variable_and_by_its_own(variables, hooked):
+    assert run(LOADED + "print(hooks)", **variables).splitlines()[-1] == str(hooked)
 
 
 def _on_a_gpu(config):
