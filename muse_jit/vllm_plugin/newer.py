@@ -7,7 +7,7 @@ Expected of such a vLLM, as its documentation shows it:
   producer_mailbox and standalone_dual_norm);
 - its builder makes them by `LayerFront.build(ctx, layer, rows)`, `OProjection.build(ctx, layer, rows=)` and
   `AttentionBoundary.build(ctx, layer, all_reduce=)`, and calls `run` and `prepare_kv` on them, as ours are called;
-- `ctx` has tp, group (the tensor parallel group, or its device group), device, backbone, aux_layers and all_reduce_order.
+- `ctx` has tp, group (the tensor parallel group, or its device group), device, backbone, aux_layers, all_reduce_order.
 
 Each class is put in the place of vLLM's only if its constructors and methods take the same arguments, everywhere in
 that package where the original is referred to. It must happen before the builder runs, that is before the weights are

@@ -42,9 +42,9 @@ def model(stock, request, monkeypatch):
 def order(monkeypatch):
     """Stock here is the cubins' Triton, whatever this machine carries."""
 
-    def choose(name):
+    def choose(name, boundary=None):
         monkeypatch.setattr(stock_layer, "stock_order", lambda: name)
-        monkeypatch.setattr(stock_layer, "stock_boundary_order", lambda arch: name)
+        monkeypatch.setattr(stock_layer, "stock_boundary_order", lambda arch: boundary or name)
         monkeypatch.setattr(start, "unknown_stock", lambda arch, boundary: None)
 
     choose("triton-3.8")
@@ -114,8 +114,8 @@ def test_a_captured_step_is_replayed_with_stocks_bits(model, order, caplog):
 
 
 def test_another_order_is_found_out_and_stays_stock(model, order, caplog):
-    """Kernels in the order of another Triton: the comparison at the start refuses them."""
-    order("triton-3.6")
+    """Kernels in the order of another Triton, and of FlashInfer: the comparison at the start refuses them."""
+    order("triton-3.6", "flashinfer-0.7")
     worker, lines = _loaded(model, caplog)
     assert worker.muse_jit.steps is None
     assert [line.partition(": ")[2].partition(":")[0] for line in lines[:2]] == [
