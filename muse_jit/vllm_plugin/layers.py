@@ -69,7 +69,13 @@ def learn(
     """Read the constants of every layer; what cannot be served is refused with the reason, and the rest goes on.
 
     The orders are those of `stock_order` unless given.
+
+    Raises:
+        ValueError: the stream is spread over the ranks (sequence parallelism), so that no boundary is what it was
+            written for.
     """
+    if getattr(backbone, "is_sequence_parallel", False):
+        raise ValueError("the residual stream is spread over the ranks (sequence parallelism)")
     learned = Learned()
     front: tuple[RowNormConstants, ...] = ()
     layers = own_layers(backbone)
