@@ -71,9 +71,11 @@ def learn(
     The orders are those of `stock_order` unless given.
 
     Raises:
-        ValueError: the stream is spread over the ranks (sequence parallelism), so that no boundary is what it was
-            written for.
+        ValueError: the stream is spread over the ranks (sequence parallelism), or the model is compiled as a whole,
+            which leaves no calls to replace.
     """
+    if not getattr(backbone, "do_not_compile", True):
+        raise ValueError("the model is compiled by torch.compile")
     if getattr(backbone, "is_sequence_parallel", False):
         raise ValueError("the residual stream is spread over the ranks (sequence parallelism)")
     learned = Learned()

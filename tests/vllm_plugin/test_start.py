@@ -175,13 +175,20 @@ def test_layers_that_cannot_be_read_stay_stock(service):
     assert "must be torch.float32, not torch.bfloat16" in learned.refused["layer 2"]
 
 
-def test_a_stream_spread_over_the_ranks_is_left_to_stock(service, caplog):
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("is_sequence_parallel", True, "the residual stream is spread over the ranks (sequence parallelism)"),
+        ("do_not_compile", False, "the model is compiled by torch.compile"),
+    ],
+)
+def test_a_model_that_runs_otherwise_is_left_to_stock(service, caplog, attribute, value, reason):
     model = Model(layers=1)
-    model.model.is_sequence_parallel = True
+    setattr(model.model, attribute, value)
     _after(Worker(model, vllm_config()))
     assert service.asked == []
     (line,) = _lines(caplog)
-    assert line.endswith("the residual stream is spread over the ranks (sequence parallelism)")
+    assert line.endswith(reason)
 
 
 def test_a_tap_before_the_first_layer_leaves_its_norm_to_stock():
