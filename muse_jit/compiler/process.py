@@ -51,7 +51,8 @@ def run_worker(request: dict[str, Any], folder: str, options: Mapping[str, str],
     with open(paths["request.json"], "w", encoding="utf-8") as file:
         json.dump(document, file)
     needs = {name: request[name] for name in ("needs_torch", "needs_cutlass")}
-    status = run_in_fork(folder, _environment(options), **needs, timeout=timeout)
+    environment = _environment(options, request["target"]["arch"])
+    status = run_in_fork(folder, environment, **needs, timeout=timeout)
     text = _read_log(paths["log"])
     if status is None:
         raise CompileError(f"did not finish within {timeout:g} s (MUSE_JIT_COMPILE_TIMEOUT)", text)
@@ -77,10 +78,12 @@ def first_error(log: str, fallback: str) -> str:
     return " ".join(lines[:2]) if lines else "no message"
 
 
-def _environment(options: Mapping[str, str]) -> dict[str, str]:
+def _environment(options: Mapping[str, str], arch: str) -> dict[str, str]:
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
+        # Without it the DSL asks the driver, in each worker; where there is one, that never comes back in a fork.
+        "CUTE_DSL_ARCH": arch,
         "CUTE_DSL_DISABLE_FILE_CACHING": "1",
         "CUTE_DSL_CACHE_DIR": "/proc/self",  # the DSL makes this folder at its import; here nobody can write into it
         "OPENBLAS_NUM_THREADS": "1",  # numpy's threads would be in the server when it forks

@@ -28,6 +28,10 @@ IDLE_SECONDS = 30.0
 """A server that has had no worker for so long ends: 150 MiB that nobody uses."""
 
 
+STACK_SECONDS = 0.05
+"""What a worker that is to be ended has for writing down where it was."""
+
+
 class Server:
     """One server process."""
 
@@ -90,6 +94,10 @@ class Server:
         client = self.workers.get(pid)
         if client is not None:  # or it ended in this very moment
             self.selector.unregister(client)
+            # A compile that hung: where, is for its log, which the one who gave up reads after the worker's end.
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGUSR1)
+            time.sleep(STACK_SECONDS)
             _kill_group(pid)
 
     def _reap(self) -> None:

@@ -6,6 +6,7 @@ acts on is the request: family, constants, target, and which modules to take fro
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -148,6 +149,8 @@ def main(folder: str, server: int, imported: tuple[float, float] | None) -> None
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
     _start_guard(request["parent"], folder)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import time
 
 import pytest
@@ -79,6 +80,46 @@ def test_a_compile_that_hangs_is_ended():
     assert time.monotonic() - started < 30
 
 
+def test_the_log_of_a_compile_that_hung_says_where():
+    with pytest.raises(CompileError) as caught:
+        _build(toy.ToyConstants(behaviour="hang"), timeout=1.0)
+    assert re.search(r'File ".*support/toy\.py", line \d+ in build', caught.value.log)
+
+
+UNASKED = """
+from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.kernels.registry import register_kernel
+
+def build(constants, target):
+    import cutlass.base_dsl.env_manager as manager
+    def detect(prefix): raise AssertionError("the driver was asked for its GPU")
+    manager.detect_gpu_arch = detect
+    from muse_jit.kernels.row_norm import build as real
+    return real(constants, target)
+
+register_kernel("unasked", RowNormConstants, "unasked_kernel:build")
+"""
+
+
+def test_the_dsl_does_not_ask_the_driver_for_an_architecture(tmp_path, monkeypatch):
+    """On a machine with a driver it cannot be asked in a fork: the DSL's error asks it again, without end."""
+    (tmp_path / "unasked_kernel.py").write_text(UNASKED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import unasked_kernel  # noqa: F401  (registers the family)
+
+    from muse_jit.constants.row_norm import RowNormConstants
+    from muse_jit.key.toolchain import identify, runtime_library
+
+    constants = RowNormConstants(hidden=2048, eps=1e-5, has_weight=False, gain_center=0.0)
+    cuda = identify(None, "x86_64").cuda
+    target = Target("sm_90a", cuda, "x86_64")
+    family = family_named("unasked")
+    found = source_of(family.build, also=class_text(RowNormConstants))
+    key = KernelKey("unasked", constants.as_dict(), target, {}, found.digest, family.build, {})
+    built = build(family, constants, key, runtime_library=runtime_library(cuda), source=found, timeout=60.0)
+    assert built.resources[0]["registers"] > 0
+
+
 def test_a_source_that_changed_meanwhile_is_not_published():
     with pytest.raises(CompileError, match="source changed while it was compiled"):
         _build(toy.ToyConstants(), source="0" * 64)
@@ -134,7 +175,8 @@ def test_the_worker_sees_no_gpu_and_no_setting_that_is_not_in_the_key(tmp_path, 
     values = eval(environment)
     assert values["CUDA_VISIBLE_DEVICES"] == ""
     assert values["CUTE_DSL_ENABLE_ASSERTIONS"] == "1"
-    assert not {"CUTE_DSL_LINEINFO", "CUTE_DSL_ARCH", "PYTHONPATH", "MUSE_JIT_MODE", "SECRET_TOKEN"} & set(values)
+    assert values["CUTE_DSL_ARCH"] == "sm_90a"
+    assert not {"CUTE_DSL_LINEINFO", "PYTHONPATH", "MUSE_JIT_MODE", "SECRET_TOKEN"} & set(values)
     assert folder != os.getcwd()
     assert modules == "[]"
 

@@ -159,6 +159,8 @@ class Trial:
     """In all."""
     found: str = ""
     """What a look-up at the end finds."""
+    errors: str = ""
+    """What a process that ended with 99 raised."""
 
 
 def drive(tmp_path, action, side, number, **options):
@@ -291,7 +293,9 @@ class _Driver:
         except BaseException:
             import traceback
 
-            traceback.print_exc()
+            descriptor = os.open(self.folder / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            _REAL_WRITE(descriptor, traceback.format_exc().encode())
+            os.close(descriptor)
             os._exit(99)
 
     def ask(self):
@@ -357,6 +361,9 @@ class _Driver:
         trial.litter = litter(self.root)
         staging = pathlib.Path(self.root, "staging-v1")
         trial.staging = len(list(staging.iterdir())) if staging.is_dir() else 0
+        errors = self.folder / "errors"
+        trial.errors = errors.read_text() if errors.exists() else ""
+        errors.unlink(missing_ok=True)
         trial.compiles = self.toy.compiles(self.count)
 
 
