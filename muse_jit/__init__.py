@@ -9,6 +9,7 @@ The folders are the data path:
     kernels/     device code, and the registry that names it by text
     loader/      7. a verified library becomes a callable Kernel
     ops/         8. runtime objects on torch tensors
+    vllm_plugin/ 9. what vLLM starts by itself: learns constants, asks for kernels, hands runtime objects over
     service.py   all of it on one page: JitService
 
 Importing this package imports none of torch, tvm_ffi and cutlass, takes no lock and touches no driver.

@@ -6,7 +6,7 @@ The command line and the vLLM plugin both plan here, so what is warmed is what i
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from muse_jit.constants.base import ConstantSet
@@ -24,13 +24,15 @@ ORDERS = ("triton-3.8", "triton-3.6")
 SUM_ORDERS = ("mnnvl", "node-local")
 FLASHINFER_ARCHES = ("sm_100a", "sm_103a")
 """Where vLLM 0.33.0 takes the attention boundary's norms from FlashInfer (its gate: capabilities 10.0, 10.3, 10.7)."""
+FLASHINFER_ORDER = "flashinfer-0.7"
 
-# What each tensor parallel size launches beside the row norm. Families without constants yet are `unavailable`.
+# What each tensor parallel size launches beside the row norm. The standalone dual norm follows stock's all-reduce in a
+# deployment without options, at every size. Families without constants yet are `unavailable`.
 _BOUNDARY = {
     1: ("dual_norm",),
-    2: ("all_reduce_dual_norm",),
-    4: ("all_reduce_dual_norm",),
-    8: ("small_m_gemm", "all_reduce_dual_norm"),
+    2: ("dual_norm", "all_reduce_dual_norm"),
+    4: ("dual_norm", "all_reduce_dual_norm"),
+    8: ("dual_norm", "small_m_gemm", "all_reduce_dual_norm"),
     16: ("dual_norm",),
 }
 
@@ -179,7 +181,7 @@ def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
         next_gain_center=1.0,
         enable_pdl=deployment.pdl,
         release_early=deployment.pdl,
-        order="flashinfer-0.7" if arch in FLASHINFER_ARCHES else deployment.order,
+        order=FLASHINFER_ORDER if arch in FLASHINFER_ARCHES else deployment.order,
     )
 
 
@@ -196,17 +198,26 @@ def read_model(path: str) -> ModelConfig:
         raise UsageError(f"{path} has model_type {kind!r}; supported: muse_spark, muse_spark_text")
     if not isinstance(text, dict):
         raise UsageError(f"{path} has no text_config object")
+    return model_of(path, text)
+
+
+def model_of(name: str, text: Mapping[str, Any]) -> ModelConfig:
+    """The model of a Muse Spark text config, given as its fields.
+
+    Raises:
+        UsageError: a field is missing or not a possible number; names it and `name`.
+    """
     return ModelConfig(
-        name=str(path),
-        hidden_size=_positive(path, text, "hidden_size", int),
-        num_attention_heads=_positive(path, text, "num_attention_heads", int),
-        head_dim=_positive(path, text, "head_dim", int),
-        rms_norm_eps=_positive(path, text, "rms_norm_eps", float),
-        post_norm_eps=_positive(path, text, "post_norm_eps", float),
+        name=name,
+        hidden_size=_positive(name, text, "hidden_size", int),
+        num_attention_heads=_positive(name, text, "num_attention_heads", int),
+        head_dim=_positive(name, text, "head_dim", int),
+        rms_norm_eps=_positive(name, text, "rms_norm_eps", float),
+        post_norm_eps=_positive(name, text, "post_norm_eps", float),
     )
 
 
-def _positive(path: str, text: dict[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
+def _positive(path: str, text: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
     value: Any = text.get(name)
     if type(value) not in (int, float) or not 0 < value < math.inf or kind(value) != value:
         word = "whole" if kind is int else "finite"

@@ -15,6 +15,8 @@
     MUSE_JIT_MAX_BYTES          size the cache is pruned to, least recently used first: 500M, 2G, or a number of bytes
     MUSE_JIT_WORKERS            compile workers at a time on this host; default: as many as CPUs and memory allow
     MUSE_JIT_STRICT             0 | 1: trouble of the cache itself raises instead of costing a warning and a compile
+    MUSE_JIT_VLLM               auto | warm | 0: the vLLM plugin replaces stock calls whose bits are equal, only fills
+                                the cache, or is off
     CC                          the compiler driver to link with
 
 An unset, empty or blank variable means the default; a malformed one raises `UsageError` naming it. No other module
@@ -33,6 +35,7 @@ MODES = ("auto", "readonly", "forbid", "verify", "off")
 LATE_COMPILES = ("warn", "error", "silent")
 SHARES = ("owner", "group", "all")
 TOOLCHAIN_CHECKS = ("record", "bytes")
+VLLM_MODES = ("auto", "warm", "0")
 
 
 SLOT_SECONDS = 300.0
@@ -57,6 +60,7 @@ class Settings:
     max_bytes: int = 2 << 30
     workers: int | None = None
     strict: bool = False
+    vllm: str = "auto"
     cc: str | None = None
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -192,5 +196,6 @@ _VARIABLES: dict[str, tuple[str, Any]] = {
     "max_bytes": ("MUSE_JIT_MAX_BYTES", parse_bytes),
     "workers": ("MUSE_JIT_WORKERS", _count),
     "strict": ("MUSE_JIT_STRICT", _switch),
+    "vllm": ("MUSE_JIT_VLLM", _choice(*VLLM_MODES)),
     "cc": ("CC", _command),
 }

@@ -1,8 +1,13 @@
 """Fixtures for all tests: no setting of the machine reaches them, and each has a cache of its own."""
 
+import importlib.util
+
 import pytest
 
 from muse_jit.settings import Settings
+
+# What needs the real vLLM is run by `make test-vllm`, in an environment that has it.
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["with_vllm"]
 
 
 @pytest.fixture(autouse=True)

@@ -72,6 +72,17 @@ def test_cache_tools_read_through_store_and_key_only():
                 assert module in allowed or module.startswith(("muse_jit.store.", "muse_jit.key.")), module
 
 
+def test_vllm_is_imported_by_its_plugin_only_and_only_inside_functions():
+    for path in _files():
+        at_any_depth = {m for m in _imports(path) if m.partition(".")[0] == "vllm"}
+        name = path.relative_to(ROOT).as_posix()
+        assert not at_any_depth or name.startswith("muse_jit/vllm_plugin/"), name
+        top = ast.parse(path.read_text()).body
+        modules = [n.module or "" for n in top if isinstance(n, ast.ImportFrom)]
+        modules += [alias.name for n in top if isinstance(n, ast.Import) for alias in n.names]
+        assert not any(m.partition(".")[0] == "vllm" for m in modules), name
+
+
 def test_environment_is_read_in_settings_only():
     for path in _files():
         name = path.relative_to(ROOT).as_posix()

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import sys
 
-from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.constants.dual_norm import ORDERS, DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.plan import Deployment, attention_boundary
 
@@ -96,7 +96,7 @@ def emulated_boundaries():
 def all_sets():
     """Everything above, each once."""
     duals = [
-        attention_boundary(Deployment(), "sm_90a"),
+        *(dataclasses.replace(attention_boundary(Deployment(), "sm_90a"), order=order) for order in ORDERS),
         *boundary_sets(),
         *dual_norm_sets("triton-3.8"),
         *dual_norm_sets("triton-3.6"),

@@ -7,7 +7,8 @@ import torch
 
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import ConstantsError
-from muse_jit.ops.stock_layer import order_of_triton, row_norm_constants
+from muse_jit.ops.stock_layer import row_norm_constants
+from muse_jit.ops.stock_order import order_of_triton
 
 
 def _norm(**changes):
