@@ -47,7 +47,10 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
         peers.gather("filled")
         missing = look_up_all([item for item in missing if not item.settled])
     _fill(service, missing)
-    kernels = [_load(service, items[c]) if c in items else _known(service, c) for c in wanted]
+    from muse_jit.loader.kernel import several
+
+    with several():
+        kernels = [_load(service, items[c]) if c in items else _known(service, c) for c in wanted]
     report = Report(tuple(kernels), time.monotonic() - started, service.layout.root)
     logger.info("muse_jit for %s: %s", service.target.arch, report.summary())
     refused = [item.error for item in items.values() if isinstance(item.error, MissForbidden | ToolchainError)]

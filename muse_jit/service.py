@@ -17,6 +17,7 @@ from muse_jit.counters import Counters, Trouble
 from muse_jit.errors import LoadError, SourceChanged, UsageError
 from muse_jit.kernels.registry import KernelFamily, class_text, family_named
 from muse_jit.key.kernel_key import KernelKey
+from muse_jit.key.memo import Memo
 from muse_jit.key.options import check_options
 from muse_jit.key.source import Source, source_of
 from muse_jit.key.target import Target, check_arch, device_arch, host_arch
@@ -27,6 +28,7 @@ from muse_jit.settings import Settings
 from muse_jit.spans import Spans
 from muse_jit.store.layout import Layout, default_root
 from muse_jit.store.lookup import Hit, Miss, Reason, find
+from muse_jit.store.memo import load_memo
 
 if TYPE_CHECKING:  # the loader imports tvm_ffi, which `muse-jit plan` and the tools do without
     from muse_jit.ensure import Peers
@@ -50,7 +52,8 @@ class JitService:
         root, self.root_origin = default_root(self.settings.cache_dir, self.settings.vllm_cache_root)
         self.layout = Layout(root, self.settings.share)
         self.options = check_options(self.settings.compile_options)
-        self.toolchain = _identify(self.settings, self.layout)
+        self.memo = Memo(load_memo(self.layout) if self.settings.mode != "off" else None)
+        self.toolchain = _identify(self.settings, self.layout, self.memo)
         arch = device_arch() if arch is None else check_arch(arch)
         self.target = Target(arch, self.toolchain.cuda, self.toolchain.host)
         self.counters = Counters()
@@ -134,7 +137,9 @@ class JitService:
         if self._flight is None:
             from muse_jit.single_flight import SingleFlight
 
-            self._flight = SingleFlight(self.settings, self.layout, self.toolchain, self.counters, self.trouble)
+            self._flight = SingleFlight(
+                self.settings, self.layout, self.toolchain, self.memo, self.counters, self.trouble
+            )
         return self._flight
 
     def in_memory(self, constants: ConstantSet) -> bool:
@@ -285,7 +290,9 @@ class JitService:
 
     def _source(self, family: KernelFamily) -> Source:
         if family.name not in self._sources:
-            self._sources[family.name] = source_of(family.build, also=class_text(family.constants_class))
+            self._sources[family.name] = source_of(
+                family.build, also=class_text(family.constants_class), memo=self.memo
+            )
         return self._sources[family.name]
 
     @contextlib.contextmanager
@@ -301,11 +308,15 @@ class JitService:
                 self._building.pop(constants, None)
 
 
-def _identify(settings: Settings, layout: Layout) -> Toolchain:
+def _identify(settings: Settings, layout: Layout, memo: Memo) -> Toolchain:
     from muse_jit.store.publish import recorded_toolchains
 
     toolchain = identify(
-        settings.cuda, host_arch(), check=settings.toolchain_check, recorded=recorded_toolchains(layout)
+        settings.cuda,
+        host_arch(),
+        check=settings.toolchain_check,
+        recorded=recorded_toolchains(layout),
+        memo=memo,
     )
     for file in toolchain.modified:
         logger.warning("installed file differs from what its distribution recorded: %s", file)

@@ -17,6 +17,7 @@ from muse_jit.counters import Counters, Trouble
 from muse_jit.errors import CacheUnusable, CompileError, SourceChanged, VerifyMismatch
 from muse_jit.key.encoding import content_digest
 from muse_jit.key.kernel_key import KernelKey
+from muse_jit.key.memo import Memo
 from muse_jit.key.toolchain import Toolchain, runtime_library
 from muse_jit.remedy import warmup_command
 from muse_jit.request import Request, Stored
@@ -39,9 +40,15 @@ class SingleFlight:
     """Builds the missing kernels of one service."""
 
     def __init__(
-        self, settings: Settings, layout: Layout, toolchain: Toolchain, counters: Counters, trouble: Trouble
+        self,
+        settings: Settings,
+        layout: Layout,
+        toolchain: Toolchain,
+        memo: Memo,
+        counters: Counters,
+        trouble: Trouble,
     ) -> None:
-        self.settings, self.layout, self.toolchain = settings, layout, toolchain
+        self.settings, self.layout, self.toolchain, self.memo = settings, layout, toolchain, memo
         self.counters, self.trouble = counters, trouble
         self.stores = settings.mode not in ("off", "readonly")
         self._published = 0
@@ -252,10 +259,19 @@ class SingleFlight:
             return Stored(built, "compiled", str(error))
         try:
             record_toolchain(self.layout, self.toolchain, built.entry.created)
+            self._save_memo()
             self._keep_bounds()
         except (OSError, CacheUnusable) as error:
-            self.trouble.warn(f"the cache cannot be tended (toolchain.json, size, litter): {error}")
+            self.trouble.warn(f"the cache cannot be tended (toolchain.json, memo.json, size, litter): {error}")
         return Stored(built, "compiled")
+
+    def _save_memo(self) -> None:
+        """Keep what was computed for this key and is not in the cache's memo yet."""
+        if self.memo.new:
+            from muse_jit.store.memo import save_memo
+
+            self.memo.known = save_memo(self.layout, dict(self.memo.new))
+            self.memo.new = {}
 
     def _keep_bounds(self) -> None:
         """Now and then prune to MUSE_JIT_MAX_BYTES and sweep litter."""

@@ -30,6 +30,14 @@ class Distribution:
         """Absolute path of one of its files."""
         return os.path.join(self.root, relative)
 
+    def record(self) -> bytes | None:
+        """The bytes of its RECORD; None where there is none."""
+        try:
+            with open(os.path.join(self.info, "RECORD"), "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
     def recorded_hashes(self) -> dict[str, str] | None:
         """Relative path to "sha256=..." as RECORD gives it; None where there is no RECORD."""
         try:

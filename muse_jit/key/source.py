@@ -28,6 +28,7 @@ from typing import Any
 
 from muse_jit.errors import UsageError
 from muse_jit.key.installed import Distribution, distributions
+from muse_jit.key.memo import Memo
 
 TOOLCHAIN = frozenset({"cutlass", "tvm_ffi", "cuda", "nvidia_cutlass_dsl"})
 IGNORED = frozenset({"torch", "numpy"})
@@ -50,8 +51,10 @@ class Source:
     """Top-level modules reached and not counted: standard library, toolchain, torch, numpy."""
 
 
-def source_of(build: str, path: list[str] | None = None, also: str = "") -> Source:
+def source_of(build: str, path: list[str] | None = None, also: str = "", memo: Memo | None = None) -> Source:
     """The source digest of a build function given as "module:function". `path` stands in for `sys.path`.
+
+    `memo` knows the digests of files that were read before, by their content.
 
     `also`, given likewise, is a second place to start from: the class of the constants, which computes, too.
 
@@ -61,7 +64,7 @@ def source_of(build: str, path: list[str] | None = None, also: str = "") -> Sour
     module, colon, function = build.partition(":")
     if not (colon and module and function.isidentifier()):
         raise UsageError(f'build function {build!r}; it must be given as "module:function"')
-    walk = _Walk(module.partition(".")[0], path)
+    walk = _Walk(module.partition(".")[0], path, memo if memo is not None else Memo())
     with _no_collections():
         walk.visit(module)
         if also:
@@ -78,7 +81,8 @@ def source_of(build: str, path: list[str] | None = None, also: str = "") -> Sour
 class _Walk:
     """The closure of imports from one module; `content` maps each reached name to the digest of what it is."""
 
-    def __init__(self, own: str, path: list[str] | None) -> None:
+    def __init__(self, own: str, path: list[str] | None, memo: Memo) -> None:
+        self.memo = memo
         self.own = {own, "muse_jit"}
         self.path = path
         self.content: dict[str, bytes] = {}
@@ -120,24 +124,20 @@ class _Walk:
             data = file.read()
         if not spec.origin.endswith(".py"):
             return hashlib.sha256(data).hexdigest().encode(), []
-        try:
-            tree = _parse(data, spec.origin)
-        except SyntaxError as error:
-            raise UsageError(f"{spec.origin}, line {error.lineno}: {error.msg}") from None
+        digest, statements = self.memo.get("source", data, lambda: _parsed(data, spec.origin))
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        digest, statements = _tree_digest(tree)
         imports = []
-        for node in statements:
-            if isinstance(node, ast.Import):
-                imports += [alias.name for alias in node.names]
-            else:
-                base = _absolute(node, package)
-                imports.append(base)
-                # "from package import name" may name a module or an attribute; only a module has a spec.
-                names = [f"{base}.{alias.name}" for alias in node.names if alias.name != "*"]
-                inside = [] if _outside(base.partition(".")[0]) else names
-                imports += [n for n in inside if self._spec(n) is not None]
-        return digest, imports
+        for level, module, names in statements:
+            if module is None:
+                imports += names
+                continue
+            base = _absolute(level, module, package)
+            imports.append(base)
+            # "from package import name" may name a module or an attribute; only a module has a spec.
+            candidates = [f"{base}.{n}" for n in names if n != "*"]
+            inside = [] if _outside(base.partition(".")[0]) else candidates
+            imports += [n for n in inside if self._spec(n) is not None]
+        return digest.encode(), imports
 
     def _spec(self, name: str) -> Any:
         """The import system's spec of a module, found without importing the packages around it."""
@@ -214,12 +214,12 @@ def _outside(top: str) -> bool:
     return top in sys.stdlib_module_names or top in TOOLCHAIN or top in IGNORED
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
+def _absolute(level: int, module: str, package: str) -> str:
+    if not level:
+        return module
     base = package.split(".")
-    base = base[: len(base) - (node.level - 1)]
-    return ".".join(base + ([node.module] if node.module else []))
+    base = base[: len(base) - (level - 1)]
+    return ".".join(base + ([module] if module else []))
 
 
 def _owner(top: str, spec: Any) -> Distribution | None:
@@ -245,16 +245,27 @@ def _distribution_digest(dist: Distribution) -> bytes:
     return f"{dist.name} {hashlib.sha256(chr(10).join(rows).encode()).hexdigest()}".encode()
 
 
-def _tree_digest(tree: ast.Module) -> tuple[bytes, list[ast.Import | ast.ImportFrom]]:
-    """Digest of a syntax tree without docstrings, positions and empty fields; and the imports in it.
+def _parsed(data: bytes, origin: str) -> list[Any]:
+    """What counts of a source file: its digest, and its imports as [level, module, names]; module None for `import`.
 
-    Empty fields are left out because newer Python versions add some (3.12: type_params), and a cache filled under
-    one version must be hit under another.
+    The digest is that of the syntax tree without docstrings, positions and empty fields. Empty fields are left out
+    because newer Python versions add some (3.12: type_params), and a cache filled under one version must be hit under
+    another.
     """
+    try:
+        tree = _parse(data, origin)
+    except SyntaxError as error:
+        raise UsageError(f"{origin}, line {error.lineno}: {error.msg}") from None
     parts: list[str] = []
-    imports: list[ast.Import | ast.ImportFrom] = []
-    _append(parts, imports, tree)
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest().encode(), imports
+    nodes: list[ast.Import | ast.ImportFrom] = []
+    _append(parts, nodes, tree)
+    imports = [
+        [0, None, [alias.name for alias in node.names]]
+        if isinstance(node, ast.Import)
+        else [node.level, node.module or "", [alias.name for alias in node.names]]
+        for node in nodes
+    ]
+    return [hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest(), imports]
 
 
 def _append(parts: list[str], imports: list[Any], node: Any) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 from muse_jit.errors import ToolchainError
 from muse_jit.key.encoding import key_digest
 from muse_jit.key.installed import Distribution, distributions
+from muse_jit.key.memo import Memo
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 _FLAVOUR = re.compile(r"nvidia-cutlass-dsl-libs-cu(\d+)")
@@ -83,11 +84,12 @@ def identify(
     check: str = "record",
     recorded: Sequence[dict[str, Any]] = (),
     path: list[str] | None = None,
+    memo: Memo | None = None,
 ) -> Toolchain:
     """The toolchain for a CUDA major version (None: the newest installed) and a host architecture.
 
     `recorded` are the records of the cache's `toolchain.json`, used only where no compiler is installed; the newest
-    one that fits wins. `path` stands in for `sys.path`.
+    one that fits wins. `path` stands in for `sys.path`; `memo` knows what RECORDs came to before, by their content.
 
     Raises:
         ToolchainError: nothing identifies a toolchain, with what to install.
@@ -108,7 +110,7 @@ def identify(
     modified: list[str] = []
     for name in sorted(found):
         if name == flavour or (name.startswith("nvidia-cutlass-dsl") and not re.search(r"-cu\d+$", name)):
-            parts[name] = _identity(found[name], cuda, check, modified)
+            parts[name] = _identity(found[name], cuda, check, modified, memo if memo is not None else Memo())
     if "runtime" not in parts[flavour]:
         raise ToolchainError(f"{flavour} {found[flavour].version} has no {RUNTIME_LIBRARY}; reinstall it")
     parts["tvm_ffi_abi"] = tvm_ffi_abi(found["apache-tvm-ffi"])
@@ -160,8 +162,16 @@ def tvm_ffi_abi(dist: Distribution) -> str:
     return f"{major}.{minor}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _identity(dist: Distribution, cuda: int, check: str, modified: list[str]) -> dict[str, str]:
+def _identity(dist: Distribution, cuda: int, check: str, modified: list[str], memo: Memo) -> dict[str, str]:
     """Version and digests of one distribution; appends to `modified` what differs from RECORD when asked to look."""
+    record = dist.record()
+    if record is None or check == "bytes":
+        return _read_identity(dist, cuda, check, modified)
+    identity = memo.get(f"record cu{cuda}", record, lambda: _read_identity(dist, cuda, check, modified))
+    return {**identity, "version": dist.version}
+
+
+def _read_identity(dist: Distribution, cuda: int, check: str, modified: list[str]) -> dict[str, str]:
     runtime = f"nvidia_cutlass_dsl/cu{cuda}/lib/{RUNTIME_LIBRARY}"  # the wheel has link stubs of this name elsewhere
     recorded = dist.recorded_hashes()
     names = recorded if recorded is not None else _walk(dist)

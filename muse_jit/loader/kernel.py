@@ -7,7 +7,9 @@ graph that uses it may be captured or replayed.
 """
 
 import contextlib
+import contextvars
 import ctypes
+import itertools
 import os
 import re
 import tempfile
@@ -121,24 +123,54 @@ def _open(artifact: bytes, name: str) -> tuple[Any, str]:
             os.close(descriptor)
 
 
+_shared_folder: contextvars.ContextVar[str | None] = contextvars.ContextVar("shared_folder", default=None)
+_numbers = itertools.count()
+
+
 @contextlib.contextmanager
-def _link(target: str, name: str) -> Iterator[str | None]:
-    """A link to `target` in a private folder of its own, gone afterwards; None where none can be made."""
-    folder = path = None
+def several() -> Iterator[None]:
+    """One private folder for the links of all loads of the block: making and removing one is a fifth of a load."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_folder())
+        token = _shared_folder.set(folder)
+        try:
+            yield
+        finally:
+            _shared_folder.reset(token)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str | None]:
+    """A private folder, gone afterwards; None where none can be made."""
+    folder = None
     with contextlib.suppress(OSError):
         folder = tempfile.mkdtemp(prefix="muse_jit-")
-        made = os.path.join(folder, name)
-        os.symlink(target, made)
-        path = made
     try:
-        yield path
+        yield folder
     finally:
-        with contextlib.suppress(OSError):
-            if path is not None:
-                os.unlink(path)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+@contextlib.contextmanager
+def _link(target: str, name: str) -> Iterator[str | None]:
+    """A link to `target` in a private folder, gone afterwards; None where none can be made."""
+    shared = _shared_folder.get()
+    with _folder() if shared is None else contextlib.nullcontext(shared) as folder:
+        path = None
         with contextlib.suppress(OSError):
             if folder is not None:
-                os.rmdir(folder)
+                # In a folder of several loads a path must not come twice either.
+                made = os.path.join(folder, name if shared is None else f"{next(_numbers)}-{name}")
+                os.symlink(target, made)
+                path = made
+        try:
+            yield path
+        finally:
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
 
 def _after_fork_in_child() -> None:

@@ -3,6 +3,7 @@
     ROOT/                                    $MUSE_JIT_CACHE_DIR, or a default (see `default_root`)
       README  CACHEDIR.TAG                   the folder explains itself; backup programs skip it
       toolchain.json                         the toolchains it was filled with
+      memo.json                              digests of sources and installed files, by their content
       entries-v1/ab/<key digest>/            one entry: kernel.so and entry.json, appear together by one rename
       locks-v1/ab/<key digest>.lock          lock of one key, with a record of its holder for those who wait;
                                              never unlinked while anyone may hold it
@@ -26,7 +27,7 @@ from muse_jit.errors import CacheUnusable
 from muse_jit.key.encoding import KeyDigest
 
 ENTRIES, LOCKS, STAGING, SET_ASIDE = "entries-v1", "locks-v1", "staging-v1", "set-aside-v1"
-ARTIFACT, MANIFEST, TOOLCHAINS = "kernel.so", "entry.json", "toolchain.json"
+ARTIFACT, MANIFEST, TOOLCHAINS, MEMO = "kernel.so", "entry.json", "toolchain.json", "memo.json"
 
 _MODES = {"owner": (0o700, 0o600), "group": (0o750, 0o640), "all": (0o755, 0o644)}
 _README = (
@@ -101,6 +102,11 @@ class Layout:
     def toolchains(self) -> str:
         """Path of toolchain.json."""
         return os.path.join(self.root, TOOLCHAINS)
+
+    @property
+    def memo(self) -> str:
+        """Path of memo.json."""
+        return os.path.join(self.root, MEMO)
 
     def entry(self, digest: KeyDigest) -> str:
         """The folder of one entry."""

@@ -69,3 +69,20 @@ def test_the_real_torch_without_a_device_is_not_capturing():
 
     assert not torch.cuda.is_initialized()
     assert capture.is_capturing() is False
+
+
+def test_loads_of_one_block_share_a_folder_and_leave_none(settings, tmp_path, monkeypatch):
+    from muse_jit.loader import kernel as loader
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    service = JitService("sm_90a", settings)
+    hits = [service.obtain(toy.ToyConstants(value=v)).hit for v in (1, 2)]
+    runtime = service._open_runtime()
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with loader.several():
+        kernels = [loader.load(hit.entry, hit.artifact, runtime) for hit in (*hits, hits[0])]
+        (folder,) = set(p.name for p in tmp_path.iterdir()) - set(before)
+        assert list((tmp_path / folder).iterdir()) == []
+    assert [k() for k in kernels] == [1, 2, 1]
+    assert len({k._path for k in kernels}) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
