@@ -82,7 +82,11 @@ def _append(parts: list[bytes], value: Any) -> None:
         parts.append(head)
         for name, encoded in names:
             parts.append(encoded)
-            _append(parts, value[name])
+            item = value[name]
+            if type(item) is str:
+                parts.append(_text(item))
+            else:
+                _append(parts, item)
     elif value is None:
         parts.append(b"N")
     elif kind is bool:
