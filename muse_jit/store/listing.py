@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from muse_jit.key.encoding import KeyDigest
 from muse_jit.store.entry import Entry
-from muse_jit.store.layout import ENTRIES, MANIFEST, Layout
+from muse_jit.store.layout import ENTRIES, MANIFEST, SET_ASIDE, STAGING, Layout
 from muse_jit.store.lookup import Miss, Reason, manifest_in
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -63,6 +63,58 @@ def disk_bytes(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
+def tree_bytes(path: str) -> int:
+    """What lies below a folder takes on disk, without the folder itself; what cannot be read counts as nothing."""
+    total = 0
+    with suppress(OSError), os.scandir(path) as items:
+        for item in items:
+            total += _item_bytes(item)
+    return total
+
+
+def outside(layout: Layout) -> tuple[dict[str, int], int]:
+    """What the cache takes on disk beside the entries that `listed` gives, and how many folders are set aside.
+
+    Bytes of "set_aside", "staging", and "folders": locks, the folders themselves, small files, foreign files. With
+    the entries they come to what `du` says of the root.
+    """
+    bytes_of = {"set_aside": 0, "staging": 0, "folders": 0}
+    names = {SET_ASIDE: "set_aside", STAGING: "staging"}
+    with suppress(OSError):
+        bytes_of["folders"] += disk_bytes(os.stat(layout.root))
+        with os.scandir(layout.root) as items:
+            for item in items:
+                if item.name == ENTRIES and item.is_dir(follow_symlinks=False):
+                    bytes_of["folders"] += disk_bytes(item.stat(follow_symlinks=False)) + _strays(item.path)
+                else:
+                    bytes_of[names.get(item.name, "folders")] += _item_bytes(item)
+    return bytes_of, len(_names(os.path.join(layout.root, SET_ASIDE)))
+
+
+def _strays(entries: str) -> int:
+    """Bytes of the folders around the entries and of whatever else lies there."""
+    total = 0
+    with suppress(OSError), os.scandir(entries) as shards:
+        for shard in shards:
+            if len(shard.name) != 2 or not shard.is_dir(follow_symlinks=False):
+                total += _item_bytes(shard)
+                continue
+            with suppress(OSError), os.scandir(shard.path) as items:
+                total += disk_bytes(shard.stat(follow_symlinks=False))
+                for item in items:
+                    if not (item.name.startswith(shard.name) and _DIGEST.fullmatch(item.name)):
+                        total += _item_bytes(item)
+    return total
+
+
+def _item_bytes(item: "os.DirEntry[str]") -> int:
+    try:
+        own = disk_bytes(item.stat(follow_symlinks=False))
+        return own + (tree_bytes(item.path) if item.is_dir(follow_symlinks=False) else 0)
+    except OSError:
+        return 0
+
+
 def _shards(layout: Layout, prefix: str) -> list[str]:
     names = _names(os.path.join(layout.root, ENTRIES))
     return [n for n in names if len(n) == 2 and (n.startswith(prefix[:2]) or prefix.startswith(n))]
@@ -89,6 +141,8 @@ def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
             for file in files:
                 status = file.stat(follow_symlinks=False)
                 disk += disk_bytes(status)
+                if stat.S_ISDIR(status.st_mode):  # nobody of this package made it
+                    disk += tree_bytes(os.path.join(path, file.name))
                 if stat.S_ISREG(status.st_mode):
                     size += status.st_size
                     if file.name == MANIFEST:

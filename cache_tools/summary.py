@@ -1,0 +1,101 @@
+"""Sums over a whole cache, in one pass that keeps nothing but the sums."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from cache_tools.describe import was_used
+from cache_tools.standing import DEAD, Standings
+from muse_jit.store.layout import Layout
+from muse_jit.store.listing import Listed, listed, outside
+from muse_jit.store.lookup import Miss
+
+
+@dataclasses.dataclass
+class Group:
+    """What some entries come to."""
+
+    entries: int = 0
+    disk: int = 0
+    """Bytes on disk, as `du` counts them."""
+    compile_seconds: float = 0.0
+    """What it took to compile and link them: what whoever finds all of them is spared."""
+    used: int = 0
+    """How many have a recorded use after the day they were made."""
+    dead: int = 0
+    """How many cannot be found with the toolchain and source installed here."""
+
+    def add(self, item: Listed, dead: bool) -> None:
+        """Take in one entry that is not damaged."""
+        assert not isinstance(item.entry, Miss)
+        self.entries += 1
+        self.disk += item.disk
+        self.compile_seconds += item.entry.compile_seconds + item.entry.link_seconds
+        self.used += bool(was_used(item))
+        self.dead += dead
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields in JSON."""
+        return {
+            "entries": self.entries,
+            "disk": self.disk,
+            "compile_s": round(self.compile_seconds, 4),
+            "used": self.used,
+            "dead": self.dead,
+        }
+
+
+@dataclasses.dataclass
+class Summary:
+    """The sums; damaged entries are in none of the groups."""
+
+    total: Group = dataclasses.field(default_factory=Group)
+    kernels: dict[str, Group] = dataclasses.field(default_factory=dict)
+    arches: dict[str, Group] = dataclasses.field(default_factory=dict)
+    toolchains: dict[str, Group] = dataclasses.field(default_factory=dict)
+    toolchain_parts: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Toolchain digest to its key parts, target's CUDA major and host."""
+    standings: dict[str, int] = dataclasses.field(default_factory=dict)
+    damaged: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Reason to how many."""
+    damaged_disk: int = 0
+    outside: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes on disk beside the entries: "set_aside", "staging", and "folders" (locks, folders, small files)."""
+    set_aside: int = 0
+    """Folders of damaged entries and logs that are kept to look at."""
+
+    @property
+    def disk(self) -> int:
+        """Bytes on disk of the whole cache folder, as `du -s` counts them."""
+        return self.total.disk + self.damaged_disk + sum(self.outside.values())
+
+
+def summarise(layout: Layout, standings: Standings, also: Callable[[Listed], None] | None = None) -> Summary:
+    """Go through a cache once. `also` sees each entry that is passed, damaged ones included."""
+    result = Summary()
+    for item in listed(layout):
+        if also is not None:
+            also(item)
+        if isinstance(item.entry, Miss):
+            result.damaged[item.entry.reason] = result.damaged.get(item.entry.reason, 0) + 1
+            result.damaged_disk += item.disk
+            continue
+        entry = item.entry
+        standing = standings.of(entry)
+        toolchain = standings.toolchain_digest(entry)
+        result.standings[standing] = result.standings.get(standing, 0) + 1
+        if toolchain not in result.toolchain_parts:
+            target = entry.key["target"]
+            result.toolchain_parts[toolchain] = {
+                "parts": entry.key["toolchain"],
+                "cuda": target.get("cuda"),
+                "host": target.get("host"),
+                "installed": standings.installed(target.get("cuda"), target.get("host")) == toolchain,
+            }
+        dead = standing in DEAD
+        result.total.add(item, dead)
+        result.kernels.setdefault(entry.kernel, Group()).add(item, dead)
+        result.arches.setdefault(entry.arch, Group()).add(item, dead)
+        result.toolchains.setdefault(toolchain, Group()).add(item, dead)
+    result.outside, result.set_aside = outside(layout)
+    return result
