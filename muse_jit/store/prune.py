@@ -83,10 +83,12 @@ def prune(
     only: Callable[[Usage], bool] | None = None,
     dry_run: bool = False,
     now: float | None = None,
+    set_aside_seconds: float = SET_ASIDE_SECONDS,
 ) -> PruneReport:
     """Remove entries not used for `older_than` seconds, then the least recently used until `max_bytes` are left.
 
-    `only` limits what may be removed. Litter of killed builders goes in any case.
+    `only` limits what may be removed. Litter of killed builders goes in any case, and what was set aside more than
+    `set_aside_seconds` ago.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -108,14 +110,14 @@ def prune(
                 total -= usage.size
                 report.removed.append(usage)
         report.kept_entries, report.kept_bytes = len(entries) - len(report.removed), total
-        report.litter = sweep(layout, now, dry_run=dry_run)
+        report.litter = sweep(layout, now, dry_run=dry_run, set_aside_seconds=set_aside_seconds)
     return report
 
 
-def sweep(layout: Layout, now: float, *, dry_run: bool = False) -> int:
+def sweep(layout: Layout, now: float, *, dry_run: bool = False, set_aside_seconds: float = SET_ASIDE_SECONDS) -> int:
     """Remove old staging and set-aside folders; returns how many."""
     count = 0
-    for kind, limit in ((STAGING, STAGING_SECONDS), (SET_ASIDE, SET_ASIDE_SECONDS)):
+    for kind, limit in ((STAGING, STAGING_SECONDS), (SET_ASIDE, set_aside_seconds)):
         folder = os.path.join(layout.root, kind)
         with suppress(OSError):
             for name in os.listdir(folder):
