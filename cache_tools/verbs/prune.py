@@ -75,7 +75,11 @@ def run(
     dry_run: bool,
     everything: bool = False,
 ) -> PruneReport:
-    """Prune the store; with `everything` what was set aside goes, too, however new. Raises `CacheUnusable` where the folder cannot be written or is not to be trusted."""
+    """Prune the store; with `everything` what was set aside goes, too, however new.
+
+    Raises:
+        CacheUnusable: the folder cannot be written or is not to be trusted.
+    """
     layout.check_trust()
     try:
         return prune_store(

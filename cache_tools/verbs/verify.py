@@ -19,7 +19,7 @@ from muse_jit.key.encoding import KeyDigest, key_digest
 from muse_jit.settings import Settings
 from muse_jit.store.layout import Layout
 from muse_jit.store.listing import digests
-from muse_jit.store.lookup import Hit, Miss, Reason, read_entry
+from muse_jit.store.lookup import Hit, Miss, Reason, read_entry, read_manifest
 
 
 @dataclasses.dataclass
@@ -77,7 +77,9 @@ def check(layout: Layout, digest: KeyDigest) -> tuple[Checked, Hit | None]:
     """Check one entry; a verified one comes with its bytes."""
     found = read_entry(layout, digest)
     if isinstance(found, Miss):
-        return Checked(digest, None, None, "damaged", damage_text(found)), None
+        entry = read_manifest(layout, digest)  # which may be whole although the library is not
+        kernel, arch = (None, None) if isinstance(entry, Miss) else (entry.kernel, entry.arch)
+        return Checked(digest, kernel, arch, "damaged", damage_text(found)), None
     entry = found.entry
     checked = Checked(digest, entry.kernel, entry.arch, "ok", size=len(found.artifact))
     problem = _problem(found, digest)
