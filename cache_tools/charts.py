@@ -47,7 +47,7 @@ def treemap(groups: Sequence[tuple[str, Sequence[Part]]], name: str, height: int
         for part, box in zip(parts, _squarify([p.value for p in parts], area), strict=True):
             x, y, w, h = box
             # A picture of its own for each cell, because it cuts a label off where the cell ends.
-            label = f'<text class="label" x="8" y="18">{text(part.label)}</text>' if w > 4 and h > 6 else ""
+            label = _label(part, 8, 18) if w > 4 and h > 6 else ""
             cells.append(
                 f'<svg x="{x:.3f}%" y="{y:.3f}%" width="{w:.3f}%" height="{h:.3f}%">'
                 f'<rect class="cell {part.colour}" width="100%" height="100%" rx="3"{_mark(part.tip)}/>{label}</svg>'
@@ -67,8 +67,10 @@ def bars(rows: Sequence[Bar], name: str) -> str:
                          f'rx="3"{_mark(part.tip)}/>')  # fmt: skip
             at += width
         chart = f'<svg role="group" aria-label="{text(row.name)}">{"".join(marks)}</svg>'
-        lines.append(f'<div class="name">{text(row.name)}</div><div class="bar">{chart}</div>'
-                     f'<div class="value">{text(row.value)}</div>')  # fmt: skip
+        lines.append(
+            f'<div class="row"><div class="name">{text(row.name)}</div><div class="bar">{chart}</div>'
+            f'<div class="value">{text(row.value)}</div></div>'
+        )
     return f'<div class="bars" role="group" aria-label="{text(name)}">{"".join(lines)}</div>'
 
 
@@ -127,7 +129,7 @@ def timeline(lanes: Sequence[Lane], end: float, axis: Sequence[str], name: str) 
             row = next((i for i, until in enumerate(rows) if until <= start + 1e-9), len(rows))
             rows[row : row + 1] = [start + length]
             x, width = 100 * start / end, max(100 * length / end, 0.15)
-            label = f'<text class="label" x="5" y="14">{text(part.label)}</text>' if width > 6 else ""
+            label = _label(part, 5, 14) if width > 6 else ""
             marks.append(
                 f'<svg x="{x:.3f}%" y="{row * 22}" width="{width:.3f}%" height="20">'
                 f'<rect class="cell {part.colour}" width="100%" height="20" rx="3"{_mark(part.tip)}/>{label}</svg>'
@@ -153,6 +155,10 @@ def data_bar(value: float, most: float, bad: bool = False) -> str:
 
 def _svg(name: str, height: int, content: str) -> str:
     return f'<svg class="chart" role="group" aria-label="{text(name)}" height="{height}">{content}</svg>'
+
+
+def _label(part: Part, x: int, y: int) -> str:
+    return f'<text class="label on-{part.colour}" x="{x}" y="{y}">{text(part.label)}</text>'
 
 
 def _mark(tip: str) -> str:

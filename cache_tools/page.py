@@ -56,9 +56,13 @@ def figure(name: str, chart: str, numbers: str, legend: str = "") -> str:
     return f'<figure data-chart="{name}">{legend}{chart}{below}</figure>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[str] = ()) -> str:
-    """A table of plain values; columns named in `numeric` are aligned to the right. It scrolls where it is too wide."""
-    marks = [' class="number"' if name in numeric else "" for name in head]
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[str] = (), wide: Sequence[str] = ()
+) -> str:
+    """A table of plain values; columns named in `numeric` are aligned to the right, those in `wide` break their lines.
+    It scrolls where it is too wide."""
+    classes = {**dict.fromkeys(numeric, ' class="number"'), **dict.fromkeys(wide, ' class="wrap"')}
+    marks = [classes.get(name, "") for name in head]
     heads = "".join(f'<th scope="col"{mark}>{text(name)}</th>' for name, mark in zip(head, marks, strict=True))
     body = "".join(
         "<tr>" + "".join(f"<td{mark}>{_cell(cell)}</td>" for cell, mark in zip(row, marks, strict=True)) + "</tr>"

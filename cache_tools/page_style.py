@@ -7,10 +7,11 @@ for people who see red and green alike. Words are never in a series' colour.
 STYLE = """
 :root { --page:#f9f9f7; --card:#ffffff; --ink:#0b0b0b; --quiet:#52514e; --line:#e1e0d9; --axis:#8a8984;
   --c1:#2a78d6; --c2:#eb6834; --c3:#1baf7a; --c4:#eda100; --c5:#e87ba4; --c6:#008300; --c7:#4a3aa7; --c8:#e34948;
-  --rest:#8a8984; --bad:#c42b2b; --warn:#8f5a00; --focus:#0b57d0; --on:#0b0b0b; }
+  --rest:#8a8984; --bad:#c42b2b; --warn:#8f5a00; --focus:#0b57d0; --on7:#fff; --onrest:#0b0b0b; }
 @media (prefers-color-scheme: dark) { :root { --page:#0d0d0d; --card:#1a1a19; --ink:#ffffff; --quiet:#c3c2b7;
   --line:#2c2c2a; --axis:#898781; --c1:#3987e5; --c2:#d95926; --c3:#199e70; --c4:#c98500; --c5:#d55181; --c6:#008300;
-  --c7:#9085e9; --c8:#e66767; --rest:#6f6d68; --bad:#ff8f8f; --warn:#f2c063; --focus:#8ab4f8; --on:#ffffff; } }
+  --c7:#9085e9; --c8:#e66767; --rest:#6f6d68; --bad:#ff8f8f; --warn:#f2c063; --focus:#8ab4f8; --on7:#0b0b0b;
+  --onrest:#fff; } }
 * { box-sizing:border-box; }
 body { margin:0 auto; max-width:1080px; padding:24px 20px 64px; background:var(--page); color:var(--ink);
   font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif; }
@@ -33,14 +34,15 @@ figure { margin:0 0 14px; } figure:last-child { margin-bottom:0; }
 svg.chart { display:block; width:100%; overflow:visible; font:12px/1 system-ui,sans-serif; }
 svg text { fill:var(--ink); } svg .tick { fill:var(--quiet); } svg .grid { stroke:var(--line); }
 svg .base { stroke:var(--axis); }
-svg .cell { stroke:var(--card); stroke-width:2; } svg .label { fill:var(--on); pointer-events:none; }
+svg .cell { stroke:var(--card); stroke-width:2; } svg .label { fill:#0b0b0b; pointer-events:none; }
+svg .label.on-c6 { fill:#fff; } svg .label.on-c7 { fill:var(--on7); } svg .label.on-rest { fill:var(--onrest); }
 .c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}.c4{fill:var(--c4)}.c5{fill:var(--c5)}.c6{fill:var(--c6)}
 .c7{fill:var(--c7)}.c8{fill:var(--c8)}.rest{fill:var(--rest)}.badfill{fill:var(--bad)}.track{fill:var(--line)}
 .step{fill:transparent}
 [data-tip] { outline:none; } [data-tip]:hover { opacity:.82; }
 [data-tip]:focus-visible { stroke:var(--focus); stroke-width:3; opacity:1; }
-.bars { display:grid; grid-template-columns:minmax(70px,max-content) 1fr max-content; gap:8px 12px; align-items:center;
-  font-size:13px; }
+.bars { font-size:13px; }
+.bars .row { display:grid; grid-template-columns:150px 1fr 84px; gap:4px 12px; align-items:center; margin-bottom:8px; }
 .bars svg { width:100%; height:20px; display:block; } .bars .name { overflow-wrap:anywhere; }
 .bars .value { color:var(--quiet); font-variant-numeric:tabular-nums; text-align:right; }
 .lane { font-size:12px; color:var(--quiet); margin:8px 0 2px; overflow-wrap:anywhere; }
@@ -50,7 +52,8 @@ summary:focus-visible, .scroll:focus-visible { outline:3px solid var(--focus); o
 table { border-collapse:collapse; width:100%; font-size:13px; }
 th, td { text-align:left; padding:5px 14px 5px 0; border-bottom:1px solid var(--line); vertical-align:top; }
 th { color:var(--quiet); font-weight:600; white-space:nowrap; position:sticky; top:0; background:var(--card); }
-td { overflow-wrap:anywhere; min-width:72px; }
+td { white-space:nowrap; max-width:420px; overflow:hidden; text-overflow:ellipsis; }
+td.wrap { white-space:normal; min-width:210px; overflow-wrap:anywhere; }
 .number { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
 td svg.data { width:64px; height:10px; margin-right:8px; }
 code, .mono { font-family:ui-monospace,SFMono-Regular,Menlo,monospace; font-size:12px; }
@@ -58,8 +61,8 @@ code, .mono { font-family:ui-monospace,SFMono-Regular,Menlo,monospace; font-size
 #tip { position:fixed; z-index:9; max-width:min(360px,90vw); padding:7px 10px; border-radius:8px; font-size:13px;
   background:var(--ink); color:var(--page); pointer-events:none; overflow-wrap:anywhere; white-space:pre-line; }
 @media (max-width:600px) { body { padding:16px 12px 48px; font-size:14px; } section { padding:14px; }
-  .bars { grid-template-columns:1fr max-content; } .bars svg { grid-column:1 / -1; grid-row:auto; }
-  .bars .bar { grid-column:1 / -1; order:1; } .bars .row { display:contents; } h1 { font-size:22px; }
+  .bars .row { grid-template-columns:1fr max-content; } .bars .bar { grid-row:2; grid-column:1 / -1; }
+  h1 { font-size:22px; }
   .tiles { grid-template-columns:repeat(2,1fr); } }
 @media (prefers-reduced-motion: no-preference) { [data-tip] { transition:opacity .1s; } }
 @media print { section { break-inside:avoid; } details { display:block; } }

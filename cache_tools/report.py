@@ -110,7 +110,8 @@ def _bytes(found: Collected) -> str:
     if len(found.seen) <= _CELLS:
         for s in sorted(found.seen, key=lambda s: -s.disk):
             tip = f"{s.kernel} {s.arch}\n{s.digest[:12]}, {size_text(s.disk)}\n{s.words}"
-            groups[s.kernel].append(Part(s.disk, colours[s.kernel], f"{s.kernel} {s.arch}", tip))
+            label = s.arch if groups[s.kernel] else s.kernel  # the largest cell of a kernel says its name
+            groups[s.kernel].append(Part(s.disk, colours[s.kernel], label, tip))
     else:
         for kernel, arch, disk, _, count in _by_kernel_and_arch(found):
             tip = f"{kernel} {arch}\n{plural(count, 'entry', 'entries')}, {size_text(disk)}"
@@ -256,7 +257,7 @@ def _trouble(found: Collected) -> str:
     )
     head = ("entry", "kernel", "what", "remedy")
     dead = [(s.digest, f"{s.kernel} {s.arch}", standing) for s, standing in found.dead]
-    table = page.table(head, trouble_rows(found.damaged, dead, _ROWS))
+    table = page.table(head, trouble_rows(found.damaged, dead, _ROWS), wide=("what", "remedy"))
     return page.section("trouble", "Damaged and stale entries", says, f'<div data-chart="trouble">{table}</div>')
 
 
