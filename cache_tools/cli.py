@@ -13,24 +13,24 @@ from muse_jit.console import run
 
 VERBS = {
     "What is in there, and is it used?": {
-        "ls": "List the entries: kernel, size, compile time, age, last use, constants.",
-        "stats": "Sums by kernel, architecture and toolchain; what is used, dead or damaged.",
+        "ls": "List entries: kernel, size, compile time, age, last use, constants.",
+        "stats": "Sums by kernel, arch, toolchain; how much is used, dead, damaged.",
         "report": "Write a page of pictures about the whole cache.",
         "path": "Print the cache folder.",
     },
     "Why did it recompile?": {
-        "explain": "Hit or miss, and which part of the key differs from the nearest entry.",
+        "explain": "Hit or miss, and what differs from the nearest entry, old and new.",
         "diff": "Compare two entries, or two caches.",
     },
     "How good is this kernel?": {
-        "show": "One entry in full; with --resources, --sass or --ptx its machine code.",
+        "show": "One entry in full; its machine code: --resources, --sass, --ptx.",
     },
     "Is it sound?": {
-        "verify": "Check every entry, byte by byte; --rebuild compiles again and compares.",
-        "doctor": "Check folder, locks, disk, linker, toolchain and driver of this machine.",
+        "verify": "Check every entry byte by byte; --rebuild compiles and compares.",
+        "doctor": "Check folder, locks, disk, linker, toolchain, driver of this host.",
     },
     "Can I delete it?": {
-        "prune": "Delete by age, size, architecture or toolchain; --dry-run only says what.",
+        "prune": "Delete by age, size, arch or toolchain; --dry-run only says what.",
         "clear": "Delete all entries.",
     },
 }

@@ -84,12 +84,17 @@ def print_mix(mixes: list[Mix], indent: str = "  ") -> None:
 
     for mix in mixes:
         total = sum(mix.counts.values())
-        print_line(f"{indent}{total} instructions in {printable(mix.name)}")
+        print_line(f"{indent}{total} instructions in {_short(printable(mix.name))}")
         rows = []
         for name, count in sorted(mix.classes.items(), key=lambda pair: -pair[1]):
             inside = [f"{m} {n}" for m, n in mix.counts.most_common() if class_of(m) == name]
             rows.append((name, str(count), f"{100 * count / total:.0f} %", ", ".join(inside)))
         print_table(("CLASS", "COUNT", "SHARE", "INSTRUCTIONS"), rows, right=("COUNT", "SHARE"), indent=indent + "  ")
+
+
+def _short(name: str) -> str:
+    """A GPU kernel's name carries its operands' types; what tells two of one library apart stands at its end."""
+    return name if len(name) <= 64 else f"{name[:48]}...{name[-12:]}"
 
 
 def mix_json(mixes: list[Mix]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from muse_jit.settings import Settings
 from muse_jit.store.entry import BadManifest, Entry
 from muse_jit.store.layout import MANIFEST, SET_ASIDE, Layout
 from muse_jit.store.listing import digests
-from muse_jit.store.lookup import Miss, find, read_entry
+from muse_jit.store.lookup import Hit, Miss, find, read_entry
 from muse_jit.store.nearest import nearest, nearest_each
 
 
@@ -110,7 +110,8 @@ def explain_digest(layout: Layout, settings: Settings, standings: Standings, pre
     if now.digest != entry.digest:
         result.status, result.reason, result.nearest = "dead", "not_asked_for", entry
         result.differences = difference(entry.key, now.document)
-        result.detail = f"its constants are now looked up as {now.digest[:12]}"
+        there = "is in the cache, too" if isinstance(find(layout, now), Hit) else "is not in the cache"
+        result.detail = f"its constants are now looked up as {now.digest[:12]}, which {there}"
     return result
 
 

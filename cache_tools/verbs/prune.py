@@ -133,7 +133,7 @@ def _print_removed(report: PruneReport, dry_run: bool, names: dict[Any, Listed])
         entry = None if item is None or isinstance(item.entry, Miss) else item.entry
         what = f"{printable(entry.kernel)} {printable(entry.arch)}" if entry else "(damaged)"
         print_line(f"{word}  {usage.digest[:12]}  {size_text(usage.size)}  "
-                   f"last used {age_text(now - usage.last_used)} ago  {what}")  # fmt: skip
+                   f"idle {age_text(abs(now - usage.last_used))}  {what}")  # fmt: skip
     if len(report.removed) > _LINES:
         print_line(f"{word}  {len(report.removed) - _LINES:,} more (--json names all)")
 

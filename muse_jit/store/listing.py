@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from muse_jit.key.encoding import KeyDigest
 from muse_jit.store.entry import Entry
-from muse_jit.store.layout import ENTRIES, MANIFEST, SET_ASIDE, STAGING, Layout
+from muse_jit.store.layout import ARTIFACT, ENTRIES, MANIFEST, SET_ASIDE, STAGING, Layout
 from muse_jit.store.lookup import Miss, Reason, manifest_in
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -136,7 +136,7 @@ def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
     except OSError as error:
         return _unopened(path, shard, digest, error)
     try:
-        size, disk, last_used = 0, disk_bytes(os.fstat(folder)), None
+        size, disk, last_used, artifact = 0, disk_bytes(os.fstat(folder)), None, None
         with suppress(OSError), os.scandir(folder) as files:
             for file in files:
                 status = file.stat(follow_symlinks=False)
@@ -147,12 +147,23 @@ def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
                     size += status.st_size
                     if file.name == MANIFEST:
                         last_used = status.st_mtime
+                    elif file.name == ARTIFACT:
+                        artifact = status.st_size
         entry = manifest_in(folder, digest)
     finally:
         os.close(folder)
     if isinstance(entry, Miss) and not os.path.lexists(path):
         return None
+    if isinstance(entry, Entry) and artifact != entry.artifact_size:
+        entry = _without_library(entry, artifact)
     return Listed(digest, entry, size, path, disk, last_used)
+
+
+def _without_library(entry: Entry, size: int | None) -> Miss:
+    """What a look-up would say of a library that is missing or of another size; its bytes are not read here."""
+    if size is None:
+        return Miss(Reason.INCOMPLETE, f"{ARTIFACT} is missing")
+    return Miss(Reason.TRUNCATED, f"{ARTIFACT} has {size} bytes, published were {entry.artifact_size}")
 
 
 def _unopened(path: str, shard: int, digest: KeyDigest, error: OSError) -> Listed | None:

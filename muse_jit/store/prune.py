@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from muse_jit.key.encoding import KeyDigest
 from muse_jit.store.layout import MANIFEST, SET_ASIDE, STAGING, Layout
-from muse_jit.store.listing import digests
+from muse_jit.store.listing import digests, disk_bytes
 from muse_jit.store.lock import try_lock
 
 TOUCH_SECONDS = 86400.0
@@ -65,11 +65,12 @@ def usages(layout: Layout) -> list[Usage]:
         size, stamp = 0, 0.0
         with suppress(OSError):
             folder = layout.entry(digest)
-            size, stamp = os.lstat(folder).st_blocks * 512, os.lstat(folder).st_mtime
+            own = os.lstat(folder)
+            size, stamp = disk_bytes(own), own.st_mtime
             with os.scandir(folder) as files:
                 for file in files:
                     status = file.stat(follow_symlinks=False)
-                    size += status.st_blocks * 512
+                    size += disk_bytes(status)
                     stamp = status.st_mtime if file.name == MANIFEST else stamp
             found.append(Usage(digest, size, stamp))
     return found
