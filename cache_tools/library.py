@@ -55,7 +55,7 @@ def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
     """Type, offset, size and link of each section."""
     table = struct.unpack_from("<Q", data, 40)[0]
     size, count = struct.unpack_from("<HH", data, 58)
-    rows = [struct.unpack_from("<IIQQQQII", data, table + i * size) for i in range(count)]
+    rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * size) for i in range(count)]
     return [(row[1], row[4], row[5], row[6]) for row in rows]
 
 

@@ -147,7 +147,7 @@ def _remove(layout: Layout, path: str) -> None:
 
 def _delete(path: str) -> None:
     """A folder or a file; what cannot be deleted now is swept another time."""
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
