@@ -7,10 +7,10 @@ for people who see red and green alike. Words are never in a series' colour.
 STYLE = """
 :root { --page:#f9f9f7; --card:#ffffff; --ink:#0b0b0b; --quiet:#52514e; --line:#e1e0d9; --axis:#8a8984;
   --c1:#2a78d6; --c2:#eb6834; --c3:#1baf7a; --c4:#eda100; --c5:#e87ba4; --c6:#008300; --c7:#4a3aa7; --c8:#e34948;
-  --rest:#8a8984; --bad:#c42b2b; --warn:#8f5a00; --focus:#0b57d0; --on7:#fff; --onrest:#0b0b0b; }
+  --rest:#8a8984; --bad:#c42b2b; --warn:#8f5a00; --focus:#0b57d0; --on7:#fff; --onrest:#000; }
 @media (prefers-color-scheme: dark) { :root { --page:#0d0d0d; --card:#1a1a19; --ink:#ffffff; --quiet:#c3c2b7;
   --line:#2c2c2a; --axis:#898781; --c1:#3987e5; --c2:#d95926; --c3:#199e70; --c4:#c98500; --c5:#d55181; --c6:#008300;
-  --c7:#9085e9; --c8:#e66767; --rest:#6f6d68; --bad:#ff8f8f; --warn:#f2c063; --focus:#8ab4f8; --on7:#0b0b0b;
+  --c7:#9085e9; --c8:#e66767; --rest:#6f6d68; --bad:#ff8f8f; --warn:#f2c063; --focus:#8ab4f8; --on7:#000;
   --onrest:#fff; } }
 * { box-sizing:border-box; }
 body { margin:0 auto; max-width:1080px; padding:24px 20px 64px; background:var(--page); color:var(--ink);
@@ -34,7 +34,7 @@ figure { margin:0 0 14px; } figure:last-child { margin-bottom:0; }
 svg.chart { display:block; width:100%; overflow:visible; font:12px/1 system-ui,sans-serif; }
 svg text { fill:var(--ink); } svg .tick { fill:var(--quiet); } svg .grid { stroke:var(--line); }
 svg .base { stroke:var(--axis); }
-svg .cell { stroke:var(--card); stroke-width:2; } svg .label { fill:#0b0b0b; pointer-events:none; }
+svg .cell { stroke:var(--card); stroke-width:2; } svg .label { fill:#000; pointer-events:none; }
 svg .label.on-c6 { fill:#fff; } svg .label.on-c7 { fill:var(--on7); } svg .label.on-rest { fill:var(--onrest); }
 .c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}.c4{fill:var(--c4)}.c5{fill:var(--c5)}.c6{fill:var(--c6)}
 .c7{fill:var(--c7)}.c8{fill:var(--c8)}.rest{fill:var(--rest)}.badfill{fill:var(--bad)}.track{fill:var(--line)}

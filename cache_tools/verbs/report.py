@@ -54,7 +54,8 @@ def _write(path: str, text: str) -> int:
     folder, data = os.path.dirname(os.path.abspath(path)), text.encode("utf-8", "replace")
     temporary = ""
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal: /dev/stdout
+        if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+            # Somebody's link stays one, and a pipe or terminal (/dev/stdout) cannot be replaced.
             with open(path, "wb") as file:
                 file.write(data)
             return len(data)
