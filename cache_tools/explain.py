@@ -4,6 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
+from cache_tools.opening import read_whole
 from cache_tools.standing import Standings
 from cache_tools.today import Today
 from muse_jit.constants.base import ConstantSet
@@ -15,7 +16,7 @@ from muse_jit.settings import Settings
 from muse_jit.store.entry import BadManifest, Entry
 from muse_jit.store.layout import MANIFEST, SET_ASIDE, Layout
 from muse_jit.store.listing import digests
-from muse_jit.store.lookup import Hit, Miss, find, read_entry
+from muse_jit.store.lookup import Hit, Miss, find
 from muse_jit.store.nearest import nearest, nearest_each
 
 
@@ -95,7 +96,7 @@ def explain_digest(layout: Layout, settings: Settings, standings: Standings, pre
         raise UsageError(f"{len(found)} entries begin with {prefix!r}: {some}{', ...' if len(found) > 4 else ''}")
     if not found:
         return _gone(layout, prefix)
-    stored = read_entry(layout, found[0])
+    stored = read_whole(layout, found[0])
     if isinstance(stored, Miss):
         return Explanation(None, None, found[0], "miss", str(stored.reason), stored.detail)
     entry = stored.entry

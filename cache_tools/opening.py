@@ -3,9 +3,11 @@
 import os
 
 from muse_jit.errors import CacheUnusable, UsageError
+from muse_jit.key.encoding import KeyDigest
 from muse_jit.settings import Settings
 from muse_jit.store.layout import Layout, default_root
 from muse_jit.store.listing import Listed, listed
+from muse_jit.store.lookup import Hit, Miss, Reason, read_entry
 
 
 def settings_of(cache_dir: str | None) -> Settings:
@@ -42,6 +44,12 @@ def must_exist(layout: Layout) -> None:
         raise CacheUnusable(f"the cache folder {layout.root} cannot be read by this user")
 
 
+def must_be_cache(layout: Layout) -> None:
+    """Raises `CacheUnusable` for a folder of something else, before anything in it is deleted."""
+    if not layout.is_cache():
+        raise CacheUnusable(f"{layout.root} has no entries of muse_jit; is it the right folder? Nothing was touched")
+
+
 def is_prefix(text: str) -> bool:
     """Whether a text can be the beginning of a digest."""
     return 0 < len(text) <= 64 and all(c in "0123456789abcdef" for c in text.lower())
@@ -61,3 +69,20 @@ def pick(layout: Layout, prefix: str) -> Listed:
         some = ", ".join(i.digest[: len(wanted) + 6] for i in found[:4])
         raise UsageError(f"{len(found)} entries begin with {prefix!r}: {some}{', ...' if len(found) > 4 else ''}")
     return found[0]
+
+
+_TRIES = 5
+
+
+def read_whole(layout: Layout, digest: KeyDigest) -> Hit | Miss:
+    """An entry with its verified bytes; one that is pruned or replaced while it is read is not taken for damaged."""
+    for _ in range(_TRIES):
+        found = read_entry(layout, digest)
+        if isinstance(found, Hit) or found.inode is None:
+            return found
+        try:
+            if os.lstat(layout.entry(digest)).st_ino == found.inode:
+                return found
+        except OSError:
+            return Miss(Reason.ABSENT)
+    return found

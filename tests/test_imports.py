@@ -135,7 +135,18 @@ def test_importing_the_package_imports_nothing_heavy():
         "from muse_jit.cli import main; main(['plan', '--arch', 'sm_90a'], standalone_mode=False)",
         "from cache_tools.cli import main; main(['path'], standalone_mode=False)",
         "from cache_tools.cli import main; main(['--help'], standalone_mode=False)",
+        "from cache_tools.cli import main; main(['doctor'], standalone_mode=False)",
+        "from cache_tools.cli import main; main(['explain', '--help'], standalone_mode=False)",
     ],
 )
 def test_tools_run_where_heavy_imports_fail(command):
     assert _python(command).strip()
+
+
+def test_the_help_of_the_tools_imports_no_verb_and_a_listing_no_compiler_part():
+    names = "sorted(m for m in sys.modules if m.startswith(('cache_tools.verbs', 'muse_jit.compiler', 'muse_jit.ops')) "
+    names += "or m in ('subprocess', 'filelock', 'rich', 'asyncio', 'importlib.metadata', 'muse_jit.service'))"
+    out = _python(f"from cache_tools.cli import main; main(['--help'], standalone_mode=False); print({names})")
+    assert out.splitlines()[-1] == "[]"
+    out = _python(f"from cache_tools.verbs import ls; print({names})")
+    assert out.splitlines()[-1] == "['cache_tools.verbs', 'cache_tools.verbs.ls']"

@@ -1,15 +1,14 @@
 """`muse-cache clear`."""
 
-import os
 import sys
 
 import click
 
 from cache_tools.describe import plural, printable
-from cache_tools.opening import layout_of, must_exist, settings_of
+from cache_tools.opening import layout_of, must_be_cache, must_exist, settings_of
 from cache_tools.verbs.prune import as_document, print_sums, run
 from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json, size_text
-from muse_jit.errors import CacheUnusable, UsageError
+from muse_jit.errors import UsageError
 from muse_jit.store.prune import usages
 
 
@@ -25,8 +24,7 @@ def clear(yes: bool, cache_dir: str | None, as_json: bool) -> int:
     """
     layout, _ = layout_of(settings_of(cache_dir))
     must_exist(layout)
-    if not os.path.isdir(layout.entries) and os.listdir(layout.root):
-        raise CacheUnusable(f"{layout.root} has no entries of muse_jit; is it the right folder? Nothing was touched")
+    must_be_cache(layout)
     found = usages(layout)
     if not yes:
         if as_json or not sys.stdin.isatty():

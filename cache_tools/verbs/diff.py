@@ -7,7 +7,7 @@ import click
 
 from cache_tools.describe import constants_text, damage_text, plural, printable
 from cache_tools.details import RESOURCES, entry_name
-from cache_tools.opening import is_prefix, open_cache, pick
+from cache_tools.opening import is_prefix, open_cache, pick, read_whole
 from cache_tools.table import print_line, print_table
 from cache_tools.verbs.explain import print_differences
 from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json
@@ -16,7 +16,7 @@ from muse_jit.key.difference import Difference, difference
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import Layout
 from muse_jit.store.listing import Listed, listed
-from muse_jit.store.lookup import Hit, Miss, read_entry
+from muse_jit.store.lookup import Hit, Miss
 
 
 @click.command()
@@ -94,7 +94,7 @@ def _brief(item: Listed) -> dict[str, Any]:
 
 
 def _diff_entries(layout: Layout, a: Listed, b: Listed, all_parts: bool, as_json: bool) -> int:
-    hits = [read_entry(layout, item.digest) for item in (a, b)]
+    hits = [read_whole(layout, item.digest) for item in (a, b)]
     for item, hit in zip((a, b), hits, strict=True):
         if isinstance(hit, Miss):
             raise MuseJitError(f"{item.digest[:12]} is damaged ({damage_text(hit)}) and is not compared")

@@ -7,7 +7,7 @@ import click
 
 from cache_tools import clock
 from cache_tools.describe import age_text, plural, printable
-from cache_tools.opening import layout_of, must_exist, settings_of
+from cache_tools.opening import layout_of, must_be_cache, must_exist, settings_of
 from cache_tools.quantities import age, size
 from cache_tools.select import TOOLCHAIN_HELP, Selection
 from cache_tools.standing import Standings
@@ -54,6 +54,7 @@ def prune(
     settings = settings_of(cache_dir)
     layout, _ = layout_of(settings)
     must_exist(layout)
+    must_be_cache(layout)
     allowed = _allowed(layout, Selection(**only), damaged)
     if max_size is None and older_than is None:
         max_size = settings.max_bytes if allowed is None else 0

@@ -8,7 +8,7 @@ import click
 from cache_tools import clock
 from cache_tools.describe import as_json_row
 from cache_tools.details import entry_name, mix_json, print_entry, print_mix, print_resources
-from cache_tools.opening import layout_of, must_exist, pick, settings_of
+from cache_tools.opening import layout_of, must_exist, pick, read_whole, settings_of
 from cache_tools.standing import Standings
 from cache_tools.table import print_line
 from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json
@@ -17,7 +17,7 @@ from muse_jit.settings import Settings
 from muse_jit.store.cubin import resources
 from muse_jit.store.layout import Layout
 from muse_jit.store.listing import Listed
-from muse_jit.store.lookup import Hit, Miss, read_entry
+from muse_jit.store.lookup import Hit, Miss
 
 
 @click.command()
@@ -77,7 +77,7 @@ def _document(item: Listed, standings: Standings) -> dict[str, Any]:
 
 def _artifact(layout: Layout, item: Listed) -> Hit:
     """The verified bytes; those of a damaged entry are not looked into."""
-    found = read_entry(layout, item.digest)
+    found = read_whole(layout, item.digest)
     if isinstance(found, Miss):
         raise MuseJitError(f"{item.digest[:12]} is damaged ({found.reason}: {found.detail}); its code is not looked at")
     return found

@@ -1,7 +1,6 @@
 """`muse-cache verify`."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,7 @@ import click
 
 from cache_tools.describe import damage_text, plural, printable
 from cache_tools.library import BadLibrary, check_library
-from cache_tools.opening import is_prefix, layout_of, must_exist, settings_of
+from cache_tools.opening import is_prefix, layout_of, must_exist, read_whole, settings_of
 from cache_tools.standing import Standings
 from cache_tools.table import print_line
 from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json, size_text
@@ -19,7 +18,7 @@ from muse_jit.key.encoding import KeyDigest, key_digest
 from muse_jit.settings import Settings
 from muse_jit.store.layout import Layout
 from muse_jit.store.listing import digests
-from muse_jit.store.lookup import Hit, Miss, Reason, read_entry, read_manifest
+from muse_jit.store.lookup import Hit, Miss, Reason, read_manifest
 
 
 @dataclasses.dataclass
@@ -30,7 +29,7 @@ class Checked:
     kernel: str | None
     arch: str | None
     status: str
-    """ "ok", "damaged", "differs" (compiling again gave other bytes)."""
+    """ "ok", "damaged", "differs" (compiling again gave other bytes), "gone" (pruned meanwhile)."""
     detail: str = ""
     rebuilt: str | None = None
     """With --rebuild: "same", "differs", or why it was not compiled."""
@@ -75,7 +74,9 @@ def verify(prefixes: tuple[str, ...], rebuild: bool, cache_dir: str | None, as_j
 
 def check(layout: Layout, digest: KeyDigest) -> tuple[Checked, Hit | None]:
     """Check one entry; a verified one comes with its bytes."""
-    found = read_entry(layout, digest)
+    found = read_whole(layout, digest)
+    if isinstance(found, Miss) and found.reason == Reason.ABSENT:
+        return Checked(digest, None, None, "gone"), None
     if isinstance(found, Miss):
         entry = read_manifest(layout, digest)  # which may be whole although the library is not
         kernel, arch = (None, None) if isinstance(entry, Miss) else (entry.kernel, entry.arch)
@@ -104,7 +105,7 @@ def _check_all(layout: Layout, prefixes: tuple[str, ...], rebuilder: "_Rebuilder
     for prefix in dict.fromkeys(p.lower() for p in prefixes) or ("",):
         for digest in digests(layout, prefix):
             checked, found = check(layout, digest)
-            if checked.status == "damaged" and not os.path.lexists(layout.entry(digest)):
+            if checked.status == "gone":
                 continue  # pruned this very moment
             if rebuilder is not None and found is not None:
                 rebuilder.compare(found, checked)

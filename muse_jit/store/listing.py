@@ -17,6 +17,7 @@ from muse_jit.store.layout import ARTIFACT, ENTRIES, MANIFEST, SET_ASIDE, STAGIN
 from muse_jit.store.lookup import Miss, Reason, manifest_in
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TRIES = 3
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -127,16 +128,31 @@ def _digests_in(folder: int | str, shard: str, prefix: str) -> Iterator[KeyDiges
 
 
 def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
-    """One entry of a shard; None if it is gone."""
+    """One entry of a shard; None if it is gone. One that is replaced while it is read is read again."""
+    for _ in range(_TRIES):
+        item, inode = _listed_once(layout, shard, digest)
+        if item is None or not isinstance(item.entry, Miss):
+            return item
+        try:
+            if os.stat(digest, dir_fd=shard, follow_symlinks=False).st_ino == inode:
+                return item
+        except OSError:
+            return None
+    return item
+
+
+def _listed_once(layout: Layout, shard: int, digest: KeyDigest) -> tuple[Listed | None, int | None]:
+    """One entry of a shard as it is now, and the inode of its folder."""
     path = f"{layout.root}/{ENTRIES}/{digest[:2]}/{digest}"
     try:
         folder = os.open(digest, _FOLDER, dir_fd=shard)
     except FileNotFoundError:
-        return None
+        return None, None
     except OSError as error:
         return _unopened(path, shard, digest, error)
     try:
-        size, disk, last_used, artifact = 0, disk_bytes(os.fstat(folder)), None, None
+        own = os.fstat(folder)
+        size, disk, last_used, artifact = 0, disk_bytes(own), None, None
         with suppress(OSError), os.scandir(folder) as files:
             for file in files:
                 status = file.stat(follow_symlinks=False)
@@ -152,11 +168,9 @@ def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
         entry = manifest_in(folder, digest)
     finally:
         os.close(folder)
-    if isinstance(entry, Miss) and not os.path.lexists(path):
-        return None
     if isinstance(entry, Entry) and artifact != entry.artifact_size:
         entry = _without_library(entry, artifact)
-    return Listed(digest, entry, size, path, disk, last_used)
+    return Listed(digest, entry, size, path, disk, last_used), own.st_ino
 
 
 def _without_library(entry: Entry, size: int | None) -> Miss:
@@ -166,14 +180,15 @@ def _without_library(entry: Entry, size: int | None) -> Miss:
     return Miss(Reason.TRUNCATED, f"{ARTIFACT} has {size} bytes, published were {entry.artifact_size}")
 
 
-def _unopened(path: str, shard: int, digest: KeyDigest, error: OSError) -> Listed | None:
+def _unopened(path: str, shard: int, digest: KeyDigest, error: OSError) -> tuple[Listed | None, int | None]:
     """Something that is no folder, or one that this user may not open."""
     try:
         status = os.stat(digest, dir_fd=shard, follow_symlinks=False)
     except OSError:
-        return None
+        return None, None
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return Listed(digest, Miss(Reason.UNREADABLE, f"{error.strerror} ({path})"), size, path, disk_bytes(status))
+    miss = Miss(Reason.UNREADABLE, f"{error.strerror} ({path})")
+    return Listed(digest, miss, size, path, disk_bytes(status)), status.st_ino
 
 
 def _names(folder: int | str) -> list[str]:

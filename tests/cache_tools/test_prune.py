@@ -168,11 +168,12 @@ def test_k5_clear_asks_on_a_terminal(tmp_path, answer, left):
     assert len(list(digests(cache))) == left
 
 
-def test_k5_a_folder_that_is_no_cache_is_not_cleared(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("verb", [["clear", "--yes"], ["prune", "--max-size", "0"]])
+def test_k5_a_folder_that_is_no_cache_is_not_cleared(tmp_path, monkeypatch, capfd, verb):
     folder = tmp_path / "documents"
     folder.mkdir(mode=0o700)
     (folder / "letter.txt").write_text("dear")
-    code, out, err = fixed.tool(monkeypatch, capfd, "clear", "--yes", "--cache-dir", folder)
+    code, out, err = fixed.tool(monkeypatch, capfd, *verb, "--cache-dir", folder)
     assert (code, out) == (3, "")
     assert "has no entries of muse_jit" in err
     assert [p.name for p in folder.iterdir()] == ["letter.txt"]

@@ -133,17 +133,40 @@ def test_an_entry_pruned_while_it_is_checked_is_left_out(tmp_path, verify, monke
     layout, folder = _one(tmp_path)
     from cache_tools.verbs import verify as module
 
-    real = module.read_entry
+    real = module.read_whole
 
     def somebody_prunes(layout, digest, *rest):
         if digest == KEY.digest:
             shutil.rmtree(folder, ignore_errors=True)
         return real(layout, digest, *rest)
 
-    monkeypatch.setattr(module, "read_entry", somebody_prunes)
+    monkeypatch.setattr(module, "read_whole", somebody_prunes)
     code, found, _ = verify(layout)
     assert code == 0
     assert set(found) == {fixed.key(2).digest}
+
+
+def test_an_entry_replaced_while_it_is_checked_is_read_again(tmp_path, verify, monkeypatch):
+    import shutil
+
+    from cache_tools import opening
+
+    layout, folder = _one(tmp_path)
+    real, replaced = opening.read_entry, []
+
+    def somebody_replaces(layout, digest):
+        found = real(layout, digest)
+        if digest == KEY.digest and not replaced:
+            replaced.append(1)
+            (folder / "kernel.so").unlink()
+            found = real(layout, digest)  # a pruner at work: the folder is still the old one, and half empty
+            shutil.rmtree(folder)
+            publish(layout, entry(KEY, elf.library(KEY.symbol)), elf.library(KEY.symbol))
+        return found
+
+    monkeypatch.setattr(opening, "read_entry", somebody_replaces)
+    code, found, _ = verify(layout)
+    assert (code, found[KEY.digest][0], replaced) == (0, "ok", [1])
 
 
 @pytest.fixture
