@@ -54,6 +54,9 @@ def _length(count: int) -> bytes:
     return struct.pack(">Q", count)
 
 
+_STR = {str}
+
+
 # The same few texts and field names stand in every key of a cache: a listing encodes them a hundred thousand times.
 @functools.lru_cache(maxsize=2048)
 def _text(value: str) -> bytes:
@@ -75,17 +78,19 @@ def _append(parts: list[bytes], value: Any) -> None:
     if kind is str:
         parts.append(_text(value))
     elif kind is dict:
-        for name in value:
-            if type(name) is not str:
-                raise ConstantsError(f"cannot encode the mapping key {name!r}: it must be a str")
+        if not set(map(type, value)) <= _STR:
+            name = next(name for name in value if type(name) is not str)
+            raise ConstantsError(f"cannot encode the mapping key {name!r}: it must be a str")
         head, names = _names(tuple(value))
         parts.append(head)
         for name, encoded in names:
-            parts.append(encoded)
             item = value[name]
-            if type(item) is str:
-                parts.append(_text(item))
+            if type(item) is str:  # texts and switches here, without a call: most of what a key holds
+                parts += (encoded, _text(item))
+            elif item is True or item is False:
+                parts += (encoded, b"B\x01" if item else b"B\x00")
             else:
+                parts.append(encoded)
                 _append(parts, item)
     elif value is None:
         parts.append(b"N")
