@@ -53,8 +53,8 @@ def fill(root: str, count: int) -> Layout:
     return layout
 
 
-def run(arguments: list[str]) -> tuple[float, float]:
-    """Seconds and MiB of one process."""
+def run(arguments: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and MiB of one process and of those it started."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.DEVNULL, cwd=pathlib.Path(__file__).parent.parent
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> tuple[float, float]:
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, arguments
-    return seconds, usage.ru_maxrss / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def main() -> None:
                 cases[f"muse-cache {verb}, {count:,} entries"] = ["-c", ENTRY, verb, "--cache-dir", root]
         for case in cases.values():
             run(case)  # byte code and the system's caches are warm afterwards
-        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+        figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in cases}
         for turn in range(arguments.turns):
             for name, case in cases.items():
                 if turn < 3 or str(f"{arguments.entries:,}") not in name:
@@ -100,10 +100,11 @@ def main() -> None:
         "loadavg": os.getloadavg(),
         "processes": {
             name: {
-                "median_seconds": round(statistics.median(s for s, _ in runs), 3),
-                "best_seconds": round(min(s for s, _ in runs), 3),
-                "peak_mib": round(max(m for _, m in runs), 1),
-                "runs": [round(s, 3) for s, _ in runs],
+                "median_seconds": round(statistics.median(r[0] for r in runs), 3),
+                "best_seconds": round(min(r[0] for r in runs), 3),
+                "median_cpu_seconds": round(statistics.median(r[1] for r in runs), 3),
+                "peak_mib": round(max(r[2] for r in runs), 1),
+                "runs": [round(r[0], 3) for r in runs],
             }
             for name, runs in figures.items()
         },

@@ -47,7 +47,7 @@ def treemap(groups: Sequence[tuple[str, Sequence[Part]]], name: str, height: int
         for part, box in zip(parts, _squarify([p.value for p in parts], area), strict=True):
             x, y, w, h = box
             # A picture of its own for each cell, because it cuts a label off where the cell ends.
-            label = _label(part, 8, 18) if w > 4 and h > 6 else ""
+            label = _label(part, 8, 18, w) if w > 4 and h > 6 else ""
             cells.append(
                 f'<svg x="{x:.3f}%" y="{y:.3f}%" width="{w:.3f}%" height="{h:.3f}%">'
                 f'<rect class="cell {part.colour}" width="100%" height="100%" rx="3"{_mark(part.tip)}/>{label}</svg>'
@@ -129,7 +129,7 @@ def timeline(lanes: Sequence[Lane], end: float, axis: Sequence[str], name: str) 
             row = next((i for i, until in enumerate(rows) if until <= start + 1e-9), len(rows))
             rows[row : row + 1] = [start + length]
             x, width = 100 * start / end, max(100 * length / end, 0.15)
-            label = _label(part, 5, 14) if width > 6 else ""
+            label = _label(part, 5, 14, width) if width > 6 else ""
             marks.append(
                 f'<svg x="{x:.3f}%" y="{row * 22}" width="{width:.3f}%" height="20">'
                 f'<rect class="cell {part.colour}" width="100%" height="20" rx="3"{_mark(part.tip)}/>{label}</svg>'
@@ -157,8 +157,10 @@ def _svg(name: str, height: int, content: str) -> str:
     return f'<svg class="chart" role="group" aria-label="{text(name)}" height="{height}">{content}</svg>'
 
 
-def _label(part: Part, x: int, y: int) -> str:
-    return f'<text class="label on-{part.colour}" x="{x}" y="{y}">{text(part.label)}</text>'
+def _label(part: Part, x: int, y: int, width: float) -> str:
+    """The words of a mark that is `width` percent wide; on a phone the narrow ones have room for two letters."""
+    narrow = " narrow" if width < 16 else ""
+    return f'<text class="label on-{part.colour}{narrow}" x="{x}" y="{y}">{text(part.label)}</text>'
 
 
 def _mark(tip: str) -> str:

@@ -13,7 +13,7 @@ from muse_jit.console import run
 
 VERBS = {
     "What is in there, and is it used?": {
-        "ls": "List entries: kernel, size, compile time, age, last use, constants.",
+        "ls": "List entries: kernel, size, compile seconds, age, use, constants.",
         "stats": "Sums by kernel, arch, toolchain; how much is used, dead, damaged.",
         "report": "Write a page of pictures about the whole cache.",
         "path": "Print the cache folder.",
@@ -38,8 +38,18 @@ VERBS = {
 
 _EPILOG = """\
 An entry is one compiled kernel, named by the digest of its key: kernel family, constants, target, toolchain, source,
-options. Whatever is deleted is compiled again when it is asked for, and running processes keep what they loaded.
-Start with `muse-cache stats`.
+options. If any of these changes, it is another kernel and is compiled anew. Verbs take the first digits of a digest.
+
+Deleting is safe at any time: running processes keep what they loaded, and what is asked for again is compiled again.
+
+\b
+Examples:
+  muse-cache stats                              how much, of what, is it used
+  muse-cache ls --tree                          everything, and what differs
+  muse-jit plan --arch sm_90a > plan.json
+  muse-cache explain --plan plan.json           hit or miss, and why
+  muse-cache show 57c3 --resources              registers, spills, instructions
+  muse-cache prune --older-than 30d --dry-run   what would go
 """
 
 

@@ -32,9 +32,12 @@ class Explanation:
     reason: str | None = None
     detail: str = ""
     constants: dict[str, Any] | None = None
+    created: float | None = None
+    """When the entry was made, of one that is there and sound."""
     nearest: Entry | None = None
     differences: list[Difference] = dataclasses.field(default_factory=list)
-    """From the nearest entry to what is asked for; of a dead entry, from it to what is asked for now."""
+    """From the nearest entry to what is asked for; of a hit, from the nearest one made before it, which says why it was
+    compiled; of a dead entry, from it to what is asked for now."""
 
     @property
     def damaged(self) -> bool:
@@ -51,25 +54,37 @@ class Explanation:
             "reason": self.reason,
             "detail": self.detail,
             "constants": self.constants,
+            "created": self.created,
             "nearest": None if self.nearest is None else self.nearest.digest,
             "differences": [dataclasses.asdict(d) for d in self.differences],
         }
 
 
 def explain_keys(layout: Layout, keys: list[KernelKey]) -> list[Explanation]:
-    """What a look-up of each key gives; for misses also what comes nearest."""
+    """What a look-up of each key gives; for misses, and a single hit, also what comes nearest."""
     result = []
     for key in keys:
         found = find(layout, key)
         explanation = Explanation(key.kernel, key.target.arch, key.digest, "hit", constants=key.constants)
-        if isinstance(found, Miss):
+        if isinstance(found, Hit):
+            explanation.created = found.entry.created
+        else:
             explanation.status, explanation.reason, explanation.detail = "miss", str(found.reason), found.detail
         result.append(explanation)
     missed = [n for n, e in enumerate(result) if e.status == "miss"]
     for number, near in zip(missed, nearest_each(layout, [keys[n].document for n in missed]), strict=True):
         if near is not None:
             result[number].nearest, result[number].differences = near
+    if len(result) == 1:
+        _why_compiled(layout, result[0], keys[0].document)
     return result
+
+
+def _why_compiled(layout: Layout, explanation: Explanation, key: dict[str, Any]) -> None:
+    """Of a hit: what was nearest when it was compiled."""
+    near = None if explanation.created is None else nearest(layout, key, before=explanation.created)
+    if explanation.status == "hit" and near is not None:
+        explanation.nearest, explanation.differences = near
 
 
 def explain_constants(
@@ -100,15 +115,16 @@ def explain_digest(layout: Layout, settings: Settings, standings: Standings, pre
     if isinstance(stored, Miss):
         return Explanation(None, None, found[0], "miss", str(stored.reason), stored.detail)
     entry = stored.entry
-    result = Explanation(
-        entry.kernel, entry.arch, entry.digest, "hit", constants=entry.key["constants"], detail="",
-    )  # fmt: skip
+    result = Explanation(entry.kernel, entry.arch, entry.digest, "hit", constants=entry.key["constants"])
+    result.created = entry.created
     try:
-        now = Today(settings, standings).key_of_entry(entry)[2]
+        now: KernelKey | None = Today(settings, standings).key_of_entry(entry)[2]
     except (UsageError, ConstantsError, ToolchainError) as error:
         result.detail = f"whether it is still asked for cannot be told: {error}"
-        return result
-    if now.digest != entry.digest:
+        now = None
+    if now is None or now.digest == entry.digest:
+        _why_compiled(layout, result, entry.key)
+    else:
         result.status, result.reason, result.nearest = "dead", "not_asked_for", entry
         result.differences = difference(entry.key, now.document)
         there = "is in the cache, too" if isinstance(find(layout, now), Hit) else "is not in the cache"

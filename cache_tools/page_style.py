@@ -62,7 +62,7 @@ code, .mono { font-family:ui-monospace,SFMono-Regular,Menlo,monospace; font-size
   background:var(--ink); color:var(--page); pointer-events:none; overflow-wrap:anywhere; white-space:pre-line; }
 @media (max-width:600px) { body { padding:16px 12px 48px; font-size:14px; } section { padding:14px; }
   .bars .row { grid-template-columns:1fr max-content; } .bars .bar { grid-row:2; grid-column:1 / -1; }
-  h1 { font-size:22px; }
+  h1 { font-size:22px; } svg .label.narrow { display:none; }
   .tiles { grid-template-columns:repeat(2,1fr); } }
 @media (prefers-reduced-motion: no-preference) { [data-tip] { transition:opacity .1s; } }
 @media print { section { break-inside:avoid; } details { display:block; } }

@@ -40,7 +40,7 @@ class Trace:
 
     spans: tuple[Span, ...]
     lanes: dict[tuple[int, int], str]
-    """Process and thread id to a name, in the order in which they appear."""
+    """Process and thread id to a name, by process id: the ranks of one start have them in their order."""
 
     @property
     def seconds(self) -> float:
@@ -98,8 +98,12 @@ def _read_events(path: str, events: list[Any]) -> Trace:
         raise UsageError(f"trace {path} has no events of any duration")
     first = min(s.start for s in spans)
     shifted = sorted((dataclasses.replace(s, start=s.start - first) for s in spans), key=lambda s: (s.start, s.pid))
-    lanes = {(s.pid, s.tid): _lane_name(names, s.pid, s.tid) for s in shifted}
+    lanes = {(s.pid, s.tid): _lane_name(names, s.pid, s.tid) for s in sorted(shifted, key=_lane)}
     return Trace(tuple(shifted), lanes)
+
+
+def _lane(span: Span) -> tuple[int, int]:
+    return span.pid, span.tid
 
 
 def _lane_name(names: dict[tuple[Any, int, int], str], pid: int, tid: int) -> str:

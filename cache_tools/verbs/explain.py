@@ -2,7 +2,8 @@
 
 import click
 
-from cache_tools.describe import constants_text, printable, value_text
+from cache_tools import clock
+from cache_tools.describe import age_text, constants_text, printable, value_text
 from cache_tools.explain import Explanation, explain_constants, explain_digest
 from cache_tools.opening import is_prefix, layout_of, must_exist, settings_of
 from cache_tools.standing import Standings
@@ -26,6 +27,8 @@ def explain(
     what: str | None, plan_file: str | None, arch: str | None, all_parts: bool, cache_dir: str | None, as_json: bool
 ) -> int:
     """Say whether a kernel would be found, and if not, why: what differs from the nearest entry, old and new.
+
+    Of one that is found, what differs from the nearest entry made before it: why it was compiled.
 
     WHAT is the first digits of a digest, or a constant set: JSON such as '{"kernel": "row_norm", "arch": "sm_90a",
     "constants": {"hidden": 8192, ...}}', or the name of a file with that. With --plan, every kernel of a plan.
@@ -67,6 +70,11 @@ def _print(explanation: Explanation, all_parts: bool) -> None:
         print_line(f"      {printable(explanation.detail)}")
     if explanation.status == "miss" and explanation.nearest is None and explanation.kernel is not None:
         print_line(f"      the cache has no other entry of {printable(explanation.kernel)}")
+    if explanation.status == "hit" and explanation.created is not None:
+        made = f"      made {age_text(clock.now() - explanation.created)} ago"
+        if explanation.nearest is not None:
+            made += f"; the nearest entry before it, {explanation.nearest.digest[:12]}, differs in:"
+        print_line(made)
     if explanation.nearest is None:
         return
     if explanation.status == "miss":

@@ -19,15 +19,20 @@ from muse_jit.store.lookup import Miss
 _SINGLE_CAUSES = ("toolchain", "source", "build", "schema", "recipe")
 
 
-def nearest(layout: Layout, document: dict[str, Any]) -> tuple[Entry, list[Difference]] | None:
+def nearest(
+    layout: Layout, document: dict[str, Any], before: float | None = None
+) -> tuple[Entry, list[Difference]] | None:
     """The entry nearest to a key document, other than its own, and the leaves that differ, stored value first.
 
-    None where the cache has no other entry of the kernel family. Damaged entries are passed over.
+    With `before` (seconds since the epoch) only entries made before: what was there when this one was compiled. None
+    where the cache has no other entry of the kernel family. Damaged entries are passed over.
     """
-    return nearest_each(layout, [document])[0]
+    return nearest_each(layout, [document], before)[0]
 
 
-def nearest_each(layout: Layout, documents: Sequence[dict[str, Any]]) -> list[tuple[Entry, list[Difference]] | None]:
+def nearest_each(
+    layout: Layout, documents: Sequence[dict[str, Any]], before: float | None = None
+) -> list[tuple[Entry, list[Difference]] | None]:
     """`nearest` for several key documents, with one pass over the cache."""
     if not documents:
         return []
@@ -37,7 +42,7 @@ def nearest_each(layout: Layout, documents: Sequence[dict[str, Any]]) -> list[tu
         by_kernel.setdefault(document["kernel"], []).append(number)
     encoded = [encode(document) for document in documents]
     for item in listed(layout):
-        if isinstance(item.entry, Miss):
+        if isinstance(item.entry, Miss) or (before is not None and item.entry.created >= before):
             continue
         for number in by_kernel.get(item.entry.kernel, ()):
             if encode(item.entry.key) == encoded[number]:

@@ -68,6 +68,16 @@ def test_after_an_upgrade_of_the_toolchain_the_old_entry_says_why(cache, explain
     assert {d["part"] for d in found["differences"]} == set(parts)
 
 
+def test_why_a_kernel_that_is_there_was_compiled(cache, explain):
+    """Asked after the fact, with the digest that the warm-up printed: what was there before it, and what changed."""
+    _, (found,), _ = explain(KEYS["plain"].digest)
+    assert found["status"] == "hit"
+    assert found["nearest"] == KEYS["old_toolchain"].digest  # of the same constants, and older
+    assert {d["part"].rpartition(".")[0] for d in found["differences"]} == {"toolchain.nvidia-cutlass-dsl"}
+    _, (oldest,), _ = explain(KEYS["other_kernel"].digest)
+    assert (oldest["status"], oldest["nearest"]) == ("hit", None)
+
+
 def test_compile_options_of_the_environment_count(explain, monkeypatch):
     monkeypatch.setenv("MUSE_JIT_COMPILE_OPTIONS", "LINEINFO=1")
     _, (found,), _ = explain(_constants())

@@ -103,3 +103,10 @@ def test_several_keys_with_one_pass(tmp_path, monkeypatch):
     assert passes == [1]
     assert nearest_each(layout, []) == []
     assert passes == [1]
+
+
+def test_only_what_was_made_before(tmp_path):
+    layout = _layout(tmp_path, "one constant", "three constants", created={"one constant": 5000.0})
+    assert nearest(layout, ASKED.document)[0].digest == OTHERS["one constant"].digest
+    assert nearest(layout, ASKED.document, before=5000.0)[0].digest == OTHERS["three constants"].digest
+    assert nearest(layout, ASKED.document, before=1000.0) is None
