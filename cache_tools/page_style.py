@@ -88,14 +88,20 @@ SCRIPT = """
     const m = mark(event);
     m ? show(m, event.clientX, event.clientY) : hide();
   });
-  addEventListener("focusin", (event) => {
-    const m = mark(event);
-    if (!m) return hide();
+  const beside = (m) => {
     const box = m.getBoundingClientRect();
     show(m, box.left, Math.min(box.bottom, innerHeight - 60) - 12);
+  };
+  addEventListener("focusin", (event) => {
+    const m = mark(event);
+    m ? beside(m) : hide();
   });
   addEventListener("focusout", hide);
-  addEventListener("scroll", hide, { passive: true });
+  // The keyboard scrolls to what it reaches: words of the mark that has the focus stay with it.
+  addEventListener("scroll", () => {
+    const m = mark({ target: document.activeElement });
+    m && !tip.hidden ? beside(m) : hide();
+  }, { passive: true });
   addEventListener("keydown", (event) => {
     if (event.key === "Escape") return hide();
     if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;

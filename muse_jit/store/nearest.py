@@ -3,7 +3,7 @@
 Near is what a person means by "the same kernel": of the same family, with the fewest causes of difference. Each
 constant, each part of the target and each option is a cause of its own; toolchain, source, build function and the
 versions of key and recipe are one cause each, in however many leaves they differ. Of equally near ones that with the
-same constants wins, then the one made last.
+same constants and target wins, then the one made last.
 """
 
 from collections.abc import Sequence
@@ -62,4 +62,4 @@ def causes(parts: Sequence[Difference]) -> list[str]:
 
 
 def _distance(parts: Sequence[Difference]) -> tuple[int, int]:
-    return len(causes(parts)), sum(d.part.startswith("constants.") for d in parts)
+    return len(causes(parts)), sum(d.part.startswith(("constants.", "target.")) for d in parts)

@@ -25,6 +25,7 @@ OTHERS = {
     "arch and constant": _key(constants={**CONSTANTS, "value": 2}, target=Target("sm_100a", 13, "x86_64")),
     "one constant": _key(constants={**CONSTANTS, "value": 2}),
     "toolchain": _key(toolchain=OLD_TOOLCHAIN),
+    "arch": _key(target=Target("sm_100a", 13, "x86_64")),
 }
 
 
@@ -42,6 +43,8 @@ def _layout(tmp_path, *names, created=None):
         (["two constants", "one constant"], "one constant"),
         (["arch and constant", "one constant"], "one constant"),
         (["one constant", "toolchain"], "toolchain"),  # many leaves, one cause, and the same constants
+        (["arch", "toolchain"], "toolchain"),
+        (["arch", "two constants"], "arch"),
         (["other kernel", "three constants"], "three constants"),
     ],
 )
