@@ -43,7 +43,7 @@ def folder_checks(layout: Layout, origin: str, settings: Settings) -> Iterator[C
     """The checks of the cache folder, in the order in which one makes sense after the other."""
     root = layout.root
     if settings.mode == "off":
-        yield Check("mode", WARN, "MUSE_JIT_MODE is off: the cache is not used", "unset MUSE_JIT_MODE")
+        yield Check("setting", WARN, "MUSE_JIT_MODE is off: the cache is not used", "unset MUSE_JIT_MODE")
     try:
         there = os.stat(root)
     except OSError as error:
