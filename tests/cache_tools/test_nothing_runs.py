@@ -27,7 +27,8 @@ VERBS = [
     ["--help"], ["ls"], ["ls", "--tree"], ["ls", "--toolchain", "stale"], ["show", KEY.digest],
     ["show", KEY.digest, "--resources"], ["show", KEY.digest, "--sass"], ["stats"], ["verify"], ["verify", "--rebuild"],
     ["explain", KEY.digest], ["explain", CONSTANTS], ["diff", KEY.digest, fixed.key(2).digest],
-    ["diff", "CACHE", "CACHE"], ["report", "REPORT"], ["path"], ["doctor"], ["prune", "--damaged"], ["prune", "--older-than", "30d", "--dry-run"],
+    ["diff", "CACHE", "CACHE"], ["report", "REPORT"], ["path"], ["doctor"],
+    ["prune", "--damaged"], ["prune", "--older-than", "30d", "--dry-run"],
 ]  # fmt: skip
 
 
