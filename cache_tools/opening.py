@@ -7,7 +7,7 @@ from muse_jit.key.encoding import KeyDigest
 from muse_jit.settings import Settings
 from muse_jit.store.layout import Layout, default_root
 from muse_jit.store.listing import Listed, listed
-from muse_jit.store.lookup import Hit, Miss, Reason, read_entry
+from muse_jit.store.lookup import Hit, Miss, read_entry
 
 
 def settings_of(cache_dir: str | None) -> Settings:
@@ -71,18 +71,10 @@ def pick(layout: Layout, prefix: str) -> Listed:
     return found[0]
 
 
-_TRIES = 5
-
-
 def read_whole(layout: Layout, digest: KeyDigest) -> Hit | Miss:
-    """An entry with its verified bytes; one that is pruned or replaced while it is read is not taken for damaged."""
-    for _ in range(_TRIES):
-        found = read_entry(layout, digest)
-        if isinstance(found, Hit) or found.inode is None:
-            return found
-        try:
-            if os.lstat(layout.entry(digest)).st_ino == found.inode:
-                return found
-        except OSError:
-            return Miss(Reason.ABSENT)
-    return found
+    """An entry with its verified bytes; one that is pruned or replaced while it is read is not taken for damaged.
+
+    What is half deleted lies elsewhere already: a second look finds its successor, or nothing.
+    """
+    found = read_entry(layout, digest)
+    return found if isinstance(found, Hit) else read_entry(layout, digest)

@@ -6,7 +6,6 @@ package registers, a machine without toolchain) counts as usable.
 """
 
 import enum
-import marshal
 from typing import Any
 
 from muse_jit.errors import MuseJitError
@@ -41,7 +40,7 @@ class Standings:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._digests: dict[bytes, str] = {}
+        self._digests: dict[str, str] = {}
         self._toolchains: dict[tuple[Any, Any], str | None] = {}
         self._sources: dict[str, tuple[str, str] | None] = {}
         self._recorded: list[dict[str, Any]] | None = None
@@ -63,7 +62,7 @@ class Standings:
 
     def toolchain_digest(self, entry: Entry) -> str:
         """Digest of an entry's toolchain. Caches have few, entries are many: equal ones are digested once."""
-        plain = marshal.dumps(entry.key["toolchain"], 2)
+        plain = repr(entry.key["toolchain"])
         if plain not in self._digests:
             self._digests[plain] = key_digest(entry.key["toolchain"])
         return self._digests[plain]

@@ -17,7 +17,6 @@ from muse_jit.store.layout import ARTIFACT, ENTRIES, MANIFEST, SET_ASIDE, STAGIN
 from muse_jit.store.lookup import Miss, Reason, manifest_in
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TRIES = 3
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -128,31 +127,24 @@ def _digests_in(folder: int | str, shard: str, prefix: str) -> Iterator[KeyDiges
 
 
 def _listed_in(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
-    """One entry of a shard; None if it is gone. One that is replaced while it is read is read again."""
-    for _ in range(_TRIES):
-        item, inode = _listed_once(layout, shard, digest)
-        if item is None or not isinstance(item.entry, Miss):
-            return item
-        try:
-            if os.stat(digest, dir_fd=shard, follow_symlinks=False).st_ino == inode:
-                return item
-        except OSError:
-            return None
-    return item
+    """One entry of a shard; None if it is gone.
+
+    One that is pruned or replaced while it is read looks damaged: a second look finds its successor, or nothing.
+    """
+    item = _listed_once(layout, shard, digest)
+    return _listed_once(layout, shard, digest) if item is not None and isinstance(item.entry, Miss) else item
 
 
-def _listed_once(layout: Layout, shard: int, digest: KeyDigest) -> tuple[Listed | None, int | None]:
-    """One entry of a shard as it is now, and the inode of its folder."""
+def _listed_once(layout: Layout, shard: int, digest: KeyDigest) -> Listed | None:
     path = f"{layout.root}/{ENTRIES}/{digest[:2]}/{digest}"
     try:
         folder = os.open(digest, _FOLDER, dir_fd=shard)
     except FileNotFoundError:
-        return None, None
+        return None
     except OSError as error:
         return _unopened(path, shard, digest, error)
     try:
-        own = os.fstat(folder)
-        size, disk, last_used, artifact = 0, disk_bytes(own), None, None
+        size, disk, last_used, artifact = 0, disk_bytes(os.fstat(folder)), None, None
         with suppress(OSError), os.scandir(folder) as files:
             for file in files:
                 status = file.stat(follow_symlinks=False)
@@ -170,7 +162,7 @@ def _listed_once(layout: Layout, shard: int, digest: KeyDigest) -> tuple[Listed 
         os.close(folder)
     if isinstance(entry, Entry) and artifact != entry.artifact_size:
         entry = _without_library(entry, artifact)
-    return Listed(digest, entry, size, path, disk, last_used), own.st_ino
+    return Listed(digest, entry, size, path, disk, last_used)
 
 
 def _without_library(entry: Entry, size: int | None) -> Miss:
@@ -180,15 +172,14 @@ def _without_library(entry: Entry, size: int | None) -> Miss:
     return Miss(Reason.TRUNCATED, f"{ARTIFACT} has {size} bytes, published were {entry.artifact_size}")
 
 
-def _unopened(path: str, shard: int, digest: KeyDigest, error: OSError) -> tuple[Listed | None, int | None]:
+def _unopened(path: str, shard: int, digest: KeyDigest, error: OSError) -> Listed | None:
     """Something that is no folder, or one that this user may not open."""
     try:
         status = os.stat(digest, dir_fd=shard, follow_symlinks=False)
     except OSError:
-        return None, None
+        return None
     size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    miss = Miss(Reason.UNREADABLE, f"{error.strerror} ({path})")
-    return Listed(digest, miss, size, path, disk_bytes(status)), status.st_ino
+    return Listed(digest, Miss(Reason.UNREADABLE, f"{error.strerror} ({path})"), size, path, disk_bytes(status))
 
 
 def _names(folder: int | str) -> list[str]:
