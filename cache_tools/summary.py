@@ -8,6 +8,7 @@ from typing import Any
 from cache_tools.describe import was_used
 from cache_tools.shares import FIRST, SHARDS, in_shares, processes_for
 from cache_tools.standing import DEAD, Standings
+from muse_jit.store.entry import Entry
 from muse_jit.store.layout import Layout
 from muse_jit.store.listing import Listed, listed, outside
 from muse_jit.store.lookup import Miss
@@ -27,14 +28,13 @@ class Group:
     dead: int = 0
     """How many cannot be found with the toolchain and source installed here."""
 
-    def add(self, item: Listed, dead: bool) -> None:
+    def add(self, item: Listed) -> None:
         """Take in one entry that is not damaged."""
         assert not isinstance(item.entry, Miss)
         self.entries += 1
         self.disk += item.disk
         self.compile_seconds += item.entry.compile_seconds + item.entry.link_seconds
         self.used += bool(was_used(item))
-        self.dead += dead
 
     def merge(self, part: dict[str, Any]) -> None:
         """Add another group's sums."""
@@ -123,27 +123,44 @@ def _add(
     shards: tuple[str, ...],
     also: Callable[[Listed], None] | None,
 ) -> None:
+    # Entries of one kernel, target, toolchain and source stand alike: what is asked of them is asked once, and an
+    # entry costs one look-up and a few additions.
+    cells: dict[str, tuple[Entry, Group]] = {}
     for item in (item for shard in shards for item in listed(layout, shard)):
         if also is not None:
             also(item)
-        if isinstance(item.entry, Miss):
-            result.damaged[item.entry.reason] = result.damaged.get(item.entry.reason, 0) + 1
+        entry = item.entry
+        if isinstance(entry, Miss):
+            result.damaged[entry.reason] = result.damaged.get(entry.reason, 0) + 1
             result.damaged_disk += item.disk
             continue
-        entry = item.entry
-        standing = standings.of(entry)
-        toolchain = standings.toolchain_digest(entry)
-        result.standings[standing] = result.standings.get(standing, 0) + 1
-        if toolchain not in result.toolchain_parts:
-            target = entry.key["target"]
-            result.toolchain_parts[toolchain] = {
-                "parts": entry.key["toolchain"],
-                "cuda": target.get("cuda"),
-                "host": target.get("host"),
-                "installed": standings.installed(target.get("cuda"), target.get("host")) == toolchain,
-            }
-        dead = standing in DEAD
-        result.total.add(item, dead)
-        result.kernels.setdefault(entry.kernel, Group()).add(item, dead)
-        result.arches.setdefault(entry.arch, Group()).add(item, dead)
-        result.toolchains.setdefault(toolchain, Group()).add(item, dead)
+        key = entry.key
+        alike = repr([key.get(part) for part in _ALIKE])
+        if alike not in cells:
+            cells[alike] = entry, Group()
+        cells[alike][1].add(item)
+    for entry, group in cells.values():
+        _fold(result, entry, group, standings)
+
+
+_ALIKE = ("kernel", "target", "toolchain", "source", "build", "schema", "recipe")
+
+
+def _fold(result: Summary, entry: Entry, group: Group, standings: Standings) -> None:
+    """Add the sums of entries that stand alike; `entry` is one of them."""
+    standing, toolchain = standings.of(entry), standings.toolchain_digest(entry)
+    result.standings[standing] = result.standings.get(standing, 0) + group.entries
+    if toolchain not in result.toolchain_parts:
+        target = entry.key["target"]
+        result.toolchain_parts[toolchain] = {
+            "parts": entry.key["toolchain"],
+            "cuda": target.get("cuda"),
+            "host": target.get("host"),
+            "installed": standings.installed(target.get("cuda"), target.get("host")) == toolchain,
+        }
+    group.dead = group.entries if standing in DEAD else 0
+    sums = dataclasses.asdict(group)
+    result.total.merge(sums)
+    result.kernels.setdefault(entry.kernel, Group()).merge(sums)
+    result.arches.setdefault(entry.arch, Group()).merge(sums)
+    result.toolchains.setdefault(toolchain, Group()).merge(sums)
