@@ -128,7 +128,7 @@ def timeline(lanes: Sequence[Lane], end: float, axis: Sequence[str], name: str) 
         for start, length, part in lane.marks:
             row = next((i for i, until in enumerate(rows) if until <= start + 1e-9), len(rows))
             rows[row : row + 1] = [start + length]
-            x, width = 100 * start / end, max(100 * length / end, 0.15)
+            x, width = 100 * start / end, max(100 * length / end, 0.4)
             label = _label(part, 5, 14, width) if width > 6 else ""
             marks.append(
                 f'<svg x="{x:.3f}%" y="{row * 22}" width="{width:.3f}%" height="20">'
