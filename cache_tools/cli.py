@@ -1,123 +1,91 @@
-"""The verbs of `muse-cache`. None of them loads or runs what it lists; none needs a compiler, torch, tvm_ffi or GPU."""
+"""The `muse-cache` command. A verb's module is imported when the verb is used: `--help` starts in a blink.
 
-import os
-import sys
-import time
+Its own help is arranged by the questions that people come with; nobody has read anything before.
+"""
+
+import importlib
 from typing import Any
 
 import click
 
-from cache_tools.describe import as_json_row, columns, show_entry
 from muse_jit import __version__
-from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json, run, size_text
-from muse_jit.errors import CacheUnusable, UsageError
-from muse_jit.settings import Settings
-from muse_jit.store.layout import Layout, default_root
-from muse_jit.store.listing import Listed, listed
-from muse_jit.store.lookup import Miss
+from muse_jit.console import run
+
+VERBS = {
+    "What is in there, and is it used?": {
+        "ls": "List entries: kernel, size, compile seconds, age, use, constants.",
+        "stats": "Sums by kernel, arch, toolchain; how much is used, dead, damaged.",
+        "report": "Write a page of pictures about the whole cache.",
+        "path": "Print the cache folder.",
+    },
+    "Why did it recompile?": {
+        "explain": "Hit or miss, and what differs from the nearest entry, old and new.",
+        "diff": "Compare two entries, or two caches.",
+    },
+    "How good is this kernel?": {
+        "show": "One entry in full; its machine code: --resources, --sass, --ptx.",
+    },
+    "Is it sound?": {
+        "verify": "Check every entry byte by byte; --rebuild compiles and compares.",
+        "doctor": "Check folder, locks, disk, linker, toolchain, driver of this host.",
+    },
+    "Can I delete it?": {
+        "prune": "Delete by age, size, arch or toolchain; --dry-run only says what.",
+        "clear": "Delete all entries.",
+    },
+}
+"""Question to its verbs, each with a line of help."""
+
+_EPILOG = """\
+An entry is one compiled kernel, named by the digest of its key: kernel family, constants, target, toolchain, source,
+options. If any of these changes, it is another kernel and is compiled anew. Verbs take the first digits of a digest.
+
+Deleting is safe at any time: running processes keep what they loaded, and what is asked for again is compiled again.
+
+\b
+Examples:
+  muse-cache stats                              how much, of what, is it used
+  muse-cache ls --tree                          everything, and what differs
+  muse-jit plan --arch sm_90a > plan.json
+  muse-cache explain --plan plan.json           hit or miss, and why
+  muse-cache show 57c3 --resources              registers, spills, instructions
+  muse-cache prune --older-than 30d --dry-run   what would go
+"""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verbs(click.Group):
+    """The verbs, listed under their questions, each imported when it is used."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(context):
+            return None
+        command: click.Command = getattr(importlib.import_module(f"cache_tools.verbs.{name}"), name)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for question, verbs in VERBS.items():
+            with formatter.section(question):
+                formatter.write_dl([(name.ljust(8), text) for name, text in verbs.items()])
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(context, args)
+        except click.UsageError:
+            context.fail(f"no verb {args[0]!r}; the verbs are {', '.join(self.list_commands(context))}")
+
+
+@click.group(cls=_Verbs, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="muse-cache")
 def main() -> None:
-    """See what is in muse_jit's cache of compiled kernels.
+    """See what is in muse_jit's cache of compiled kernels, explain, check and tidy it.
+
+    Every verb has --json, --cache-dir and --help. Nothing that is listed is ever run, and no GPU is needed.
 
     Exit codes: 0 fine, 1 something was found damaged, 2 wrong usage, 3 the cache cannot be used for what was asked.
     """
-
-
-@main.command()
-@click.option("--kernel", help="Only entries of one kernel family.")
-@click.option("--arch", help="Only entries for one GPU architecture.")
-@cache_dir_option
-@json_option
-def ls(kernel: str | None, arch: str | None, cache_dir: str | None, as_json: bool) -> int:
-    """List the entries: kernel, architecture, size, compile time, age, constants."""
-    layout, _ = _layout(cache_dir)
-    _must_exist(layout)
-    items = [i for i in listed(layout) if _selected(i, kernel, arch)]
-    items.sort(key=lambda i: ("", "") if isinstance(i.entry, Miss) else (i.entry.kernel, i.entry.arch))
-    if as_json:
-        print_json({"cache_dir": layout.root, "entries": [as_json_row(i) for i in items]})
-        return OK
-    now = time.time()
-    _print_table([columns(i, now) for i in items], ("DIGEST", "KERNEL", "ARCH", "SIZE", "COMPILE", "AGE", "CONSTANTS"))
-    print(f"{len(items)} entries, {size_text(sum(i.size for i in items))} in {layout.root}")
-    return OK
-
-
-@main.command()
-@click.argument("prefix")
-@cache_dir_option
-@json_option
-def show(prefix: str, cache_dir: str | None, as_json: bool) -> int:
-    """Show one entry, named by the first digits of its digest: constants, target, toolchain, resources."""
-    layout, _ = _layout(cache_dir)
-    _must_exist(layout)
-    wanted = prefix.lower()
-    found = list(listed(layout, wanted)) if wanted and all(c in "0123456789abcdef" for c in wanted) else []
-    if not found:
-        raise UsageError(f"no entry's digest begins with {prefix!r} in {layout.root}; muse-cache ls shows them")
-    if len(found) > 1:
-        some = ", ".join(i.digest[: len(wanted) + 6] for i in found[:4])
-        raise UsageError(f"{len(found)} entries begin with {prefix!r}: {some}{', ...' if len(found) > 4 else ''}")
-    item = found[0]
-    if as_json:
-        print_json({**as_json_row(item), "path": item.path, "manifest": _manifest(item)})
-    else:
-        show_entry(item, time.time())
-    return FAILED if isinstance(item.entry, Miss) else OK
-
-
-@main.command()
-@cache_dir_option
-@json_option
-def path(cache_dir: str | None, as_json: bool) -> int:
-    """Print the cache folder, and with --json why it is that one."""
-    layout, origin = _layout(cache_dir)
-    if as_json:
-        print_json({"cache_dir": layout.root, "origin": origin, "exists": os.path.isdir(layout.root)})
-    else:
-        print(layout.root)
-    return OK
-
-
-def _layout(cache_dir: str | None) -> tuple[Layout, str]:
-    settings = Settings.from_environ().with_options(cache_dir=cache_dir)
-    root, origin = default_root(settings.cache_dir, settings.vllm_cache_root)
-    return Layout(root, settings.share), settings.origins.get("cache_dir", origin) if settings.cache_dir else origin
-
-
-def _must_exist(layout: Layout) -> None:
-    if not os.path.isdir(layout.root):
-        raise CacheUnusable(f"there is no cache folder {layout.root}; fill one with: muse-jit warmup")
-    if not os.access(layout.root, os.R_OK | os.X_OK):
-        raise CacheUnusable(f"the cache folder {layout.root} cannot be read by this user")
-
-
-def _selected(item: Listed, kernel: str | None, arch: str | None) -> bool:
-    if isinstance(item.entry, Miss):
-        return kernel is None and arch is None
-    return kernel in (None, item.entry.kernel) and arch in (None, item.entry.arch)
-
-
-def _manifest(item: Listed) -> Any:
-    import dataclasses
-
-    return None if isinstance(item.entry, Miss) else dataclasses.asdict(item.entry)
-
-
-def _print_table(rows: list[tuple[str, ...]], head: tuple[str, ...]) -> None:
-    """Columns as wide as their content; on a terminal, lines are cut at its width."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    limit = None
-    if sys.stdout.isatty():
-        import shutil
-
-        limit = shutil.get_terminal_size().columns
-    for row in [head, *rows]:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        print(line if limit is None or len(line) <= limit else line[: max(limit - 1, 1)] + "…")
 
 
 def entry() -> None:

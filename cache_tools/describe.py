@@ -1,99 +1,76 @@
-"""Entries in words: rows for tables, rows for JSON, and one entry in full."""
+"""Entries in words: rows for tables, rows for JSON, values and ages for people."""
 
+import json
 from typing import Any
 
 from muse_jit.console import size_text
 from muse_jit.store.listing import Listed
 from muse_jit.store.lookup import Miss
 
+COLUMNS = ("DIGEST", "KERNEL", "ARCH", "SIZE", "COMPILE", "AGE", "USED", "CONSTANTS")
+
 
 def as_json_row(item: Listed) -> dict[str, Any]:
-    """The fields of one entry in `ls --json`. A damaged entry has only digest, size and `damaged`."""
-    if isinstance(item.entry, Miss):
-        return {
-            "digest": item.digest,
-            "kernel": None,
-            "arch": None,
-            "cuda": None,
-            "host": None,
-            "size": item.size,
-            "compile_s": None,
-            "link_s": None,
-            "created": None,
-            "constants": None,
-            "damaged": f"{item.entry.reason}: {item.entry.detail}",
-        }
-    entry = item.entry
-    return {
+    """The fields of one entry in `ls --json`. Of a damaged entry only digest, sizes, stamp and `damaged` are known."""
+    row: dict[str, Any] = {
         "digest": item.digest,
-        "kernel": entry.kernel,
-        "arch": entry.arch,
-        "cuda": entry.key["target"].get("cuda"),
-        "host": entry.key["target"].get("host"),
+        "kernel": None,
+        "arch": None,
+        "cuda": None,
+        "host": None,
         "size": item.size,
-        "compile_s": entry.compile_seconds,
-        "link_s": entry.link_seconds,
-        "created": entry.created,
-        "constants": entry.key.get("constants"),
-        "damaged": None,
+        "disk": item.disk,
+        "compile_s": None,
+        "link_s": None,
+        "created": None,
+        "last_used": item.last_used,
+        "constants": None,
+        "damaged": damage_text(item.entry) if isinstance(item.entry, Miss) else None,
     }
+    if not isinstance(item.entry, Miss):
+        entry = item.entry
+        row |= {"kernel": entry.kernel, "arch": entry.arch, "constants": entry.key.get("constants")}
+        row |= {"cuda": entry.key["target"].get("cuda"), "host": entry.key["target"].get("host")}
+        row |= {"compile_s": entry.compile_seconds, "link_s": entry.link_seconds, "created": entry.created}
+    return row
 
 
 def columns(item: Listed, now: float) -> tuple[str, ...]:
-    """One row of the table: digest, kernel, architecture, size, compile time, age, constants."""
+    """One row of the table, a cell for each of COLUMNS."""
+    digest, size = item.digest[:12], size_text(item.size)
     if isinstance(item.entry, Miss):
-        return (
-            item.digest[:12],
-            "(damaged)",
-            "-",
-            size_text(item.size),
-            "-",
-            "-",
-            f"{item.entry.reason}: {item.entry.detail}",
-        )
+        return (digest, "(damaged)", "-", size, "-", "-", "-", damage_text(item.entry))
     entry = item.entry
     return (
-        item.digest[:12],
+        digest,
         printable(entry.kernel),
         printable(entry.arch),
-        size_text(item.size),
-        f"{entry.compile_seconds:.2f} s",
+        size,
+        seconds_text(entry.compile_seconds),
         age_text(now - entry.created),
+        used_text(item, now),
         constants_text(entry.key.get("constants")),
     )
 
 
-def show_entry(item: Listed, now: float) -> None:
-    """Print everything an entry says about itself."""
-    print(f"digest     {item.digest}")
-    print(f"path       {item.path}")
-    if isinstance(item.entry, Miss):
-        print(f"damaged    {item.entry.reason}: {item.entry.detail}")
-        return
-    entry = item.entry
-    target = entry.key["target"]
-    print(f"kernel     {printable(entry.kernel)}  (built by {printable(entry.key.get('build'))})")
-    print("target     " + "  ".join(f"{name} {printable(value)}" for name, value in target.items()))
-    print(f"created    {age_text(now - entry.created)} ago by {printable(entry.created_by)}")
-    print(f"times      compile {entry.compile_seconds:.3f} s, link {entry.link_seconds:.3f} s")
-    print(f"artifact   {size_text(entry.artifact_size)}, sha256 {entry.artifact_digest}")
-    for title in ("constants", "options"):
-        values = entry.key.get(title) or {}
-        print(title + ("" if values else "  (none)"))
-        for name, value in values.items():
-            print(f"  {printable(name):28} {printable(value)}")
-    print("toolchain")
-    for name, part in (entry.key.get("toolchain") or {}).items():
-        text = f"{part.get('version')}  {str(part.get('python'))[:12]}" if isinstance(part, dict) else part
-        print(f"  {printable(name):28} {printable(text)}")
-    print(f"source     {printable(entry.key.get('source'))}")
-    print("resources")
-    for kernel in entry.resources:
-        print(f"  {printable(kernel.get('name'))}")
-        print(
-            f"    registers {kernel.get('registers')}, shared {kernel.get('shared_bytes')} B, "
-            f"local {kernel.get('local_bytes')} B, code {kernel.get('code_bytes')} B"
-        )
+def was_used(item: Listed) -> bool | None:
+    """Whether a use is recorded: the stamp moves at most once a day, so the first day's uses leave no trace.
+
+    None where there is nothing to read it from.
+    """
+    if isinstance(item.entry, Miss) or item.last_used is None:
+        return None
+    return item.last_used - item.entry.created > 3600.0
+
+
+def used_text(item: Listed, now: float) -> str:
+    """How long ago the last use was that is recorded; "-" where none is."""
+    return f"{age_text(now - item.last_used)}" if was_used(item) and item.last_used is not None else "-"
+
+
+def damage_text(miss: Miss) -> str:
+    """What is wrong with an entry, in one printable line."""
+    return printable(f"{miss.reason}: {miss.detail}" if miss.detail else str(miss.reason))
 
 
 def constants_text(constants: Any) -> str:
@@ -109,6 +86,24 @@ def constants_text(constants: Any) -> str:
     return " ".join(parts)
 
 
+def value_text(value: Any) -> str:
+    """A value of a key as JSON writes it, so that 1, 1.0, true and "1" look different."""
+    try:
+        return printable(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError):
+        return printable(value)
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds for people: 0.31 s, 12.5 s, 4.2 min, 3.1 h."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    for unit, length in (("s", 1.0), ("min", 60.0)):
+        if seconds < 60 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 3600:.1f} h"
+
+
 def age_text(seconds: float) -> str:
     """Seconds for people; a time in the future, after a clock step, counts as now."""
     value = max(seconds, 0.0)
@@ -122,3 +117,8 @@ def age_text(seconds: float) -> str:
 def printable(value: Any) -> str:
     """Text from a manifest without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 entry", "2 entries"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -25,6 +25,7 @@ def run(command: click.Command, program: str) -> None:
 
     0 fine; 1 something failed or was found damaged; 2 wrong usage; 3 the cache cannot be used for what was asked.
     """
+    _take_any_character()
     with contextlib.suppress(ValueError):  # not the main thread: somebody embeds the command
         signal.signal(signal.SIGTERM, _terminate)
     code = _run(command, program)
@@ -33,6 +34,18 @@ def run(command: click.Command, program: str) -> None:
     sys.stderr.flush()
     # Without waiting for threads: after an interruption they still wait for compile workers, which end with us.
     os._exit(code)
+
+
+def _take_any_character() -> None:
+    """A locale without a character must not end a listing: it is written as its number."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def colour_wanted() -> bool:
+    """Whether standard output is a terminal that shows colours to somebody who did not switch them off."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def _run(command: click.Command, program: str) -> int:

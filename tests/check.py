@@ -10,17 +10,16 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("muse_jit", "cache_tools")
 FILE_LINES, DEVICE_FILE_LINES, FUNCTION_LINES = 350, 500, 60
-PACKAGE_LINES = 10500
+PACKAGE_LINES = {"muse_jit": 10500, "cache_tools": 4100}
 FORBIDDEN_NAMES = {"utils.py", "util.py", "common.py", "helpers.py", "helper.py", "manager.py", "misc.py"}
 
 
 def problems(root: pathlib.Path = ROOT) -> list[str]:
     """One line for each budget that is overrun."""
     found = []
-    total = 0
-    for package in PACKAGES:
+    for package, most in PACKAGE_LINES.items():
+        total = 0
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root)
             text = path.read_text()
@@ -37,8 +36,8 @@ def problems(root: pathlib.Path = ROOT) -> list[str]:
                     length = (node.end_lineno or node.lineno) - node.lineno + 1
                     if length > FUNCTION_LINES:
                         found.append(f"{name}:{node.lineno}: {node.name} has {length} lines, at most {FUNCTION_LINES}")
-    if total > PACKAGE_LINES:
-        found.append(f"the packages have {total} lines, at most {PACKAGE_LINES}")
+        if total > most:
+            found.append(f"{package} has {total} lines, at most {most}")
     return found
 
 

@@ -64,12 +64,31 @@ def test_the_path_runs_one_way(stage):
                 assert parts[1] in STAGES[stage] | {stage}, f"{path.relative_to(ROOT)} imports {module}"
 
 
+# What the tools may use of the package beside store and key: what a terminal, a setting and a plan are, and the two
+# doors through which `verify --rebuild` compiles and `doctor` finds the linker. Neither imports the compiler here.
+TOOLS_MAY = {
+    "muse_jit",
+    "muse_jit.console",
+    "muse_jit.errors",
+    "muse_jit.settings",
+    "muse_jit.plan",
+    "muse_jit.constants.base",
+    "muse_jit.kernels.registry",
+    "muse_jit.compiler.build",
+    "muse_jit.compiler.link",
+}
+
+
 def test_cache_tools_read_through_store_and_key_only():
-    allowed = {"muse_jit", "muse_jit.console", "muse_jit.errors", "muse_jit.settings"}
     for path in (ROOT / "cache_tools").rglob("*.py"):
         for module in _imports(path):
             if module.startswith("muse_jit"):
-                assert module in allowed or module.startswith(("muse_jit.store.", "muse_jit.key.")), module
+                assert module in TOOLS_MAY or module.startswith(("muse_jit.store.", "muse_jit.key.")), module
+
+
+def test_the_compiler_is_called_in_one_place_of_the_tools():
+    places = [p.name for p in (ROOT / "cache_tools").rglob("*.py") if "muse_jit.compiler.build" in set(_imports(p))]
+    assert places == ["rebuild.py"]
 
 
 def test_vllm_is_imported_by_its_plugin_only_and_only_inside_functions():
@@ -86,7 +105,8 @@ def test_vllm_is_imported_by_its_plugin_only_and_only_inside_functions():
 def test_environment_is_read_in_settings_only():
     for path in _files():
         name = path.relative_to(ROOT).as_posix()
-        if name not in ("muse_jit/settings.py", "muse_jit/compiler/process.py"):
+        # The console asks whether the terminal has colours (NO_COLOR, TERM), which is no setting of the package.
+        if name not in ("muse_jit/settings.py", "muse_jit/compiler/process.py", "muse_jit/console.py"):
             nodes = ast.walk(ast.parse(path.read_text()))
             reads = [n.attr for n in nodes if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
             assert reads == [], name
@@ -128,7 +148,18 @@ def test_importing_the_package_imports_nothing_heavy():
         "from muse_jit.cli import main; main(['plan', '--arch', 'sm_90a'], standalone_mode=False)",
         "from cache_tools.cli import main; main(['path'], standalone_mode=False)",
         "from cache_tools.cli import main; main(['--help'], standalone_mode=False)",
+        "from cache_tools.cli import main; main(['doctor'], standalone_mode=False)",
+        "from cache_tools.cli import main; main(['explain', '--help'], standalone_mode=False)",
     ],
 )
 def test_tools_run_where_heavy_imports_fail(command):
     assert _python(command).strip()
+
+
+def test_the_help_of_the_tools_imports_no_verb_and_a_listing_no_compiler_part():
+    names = "sorted(m for m in sys.modules if m.startswith(('cache_tools.verbs', 'muse_jit.compiler', 'muse_jit.ops')) "
+    names += "or m in ('subprocess', 'filelock', 'rich', 'asyncio', 'importlib.metadata', 'muse_jit.service'))"
+    out = _python(f"from cache_tools.cli import main; main(['--help'], standalone_mode=False); print({names})")
+    assert out.splitlines()[-1] == "[]"
+    out = _python(f"from cache_tools.verbs import ls; print({names})")
+    assert out.splitlines()[-1] == "['cache_tools.verbs', 'cache_tools.verbs.ls']"

@@ -13,6 +13,7 @@ different values share an encoding and no optional part can be mistaken for its 
 is the document that `entry.json` stores: digest and stored key cannot drift apart.
 """
 
+import functools
 import hashlib
 import math
 import struct
@@ -56,9 +57,45 @@ def _length(count: int) -> bytes:
     return _LENGTHS[count] if count < 256 else struct.pack(">Q", count)
 
 
+_STR = {str}
+
+
+# The same few texts and field names stand in every key of a cache: a listing encodes them a hundred thousand times.
+@functools.lru_cache(maxsize=2048)
+def _text(value: str) -> bytes:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError as error:
+        raise ConstantsError(f"cannot encode {value!r}: it has no UTF-8 form") from error
+    return b"S" + _length(len(data)) + data
+
+
+@functools.lru_cache(maxsize=256)
+def _names(names: tuple[str, ...]) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
+    """The head of a mapping, and its keys in order, each with its encoding."""
+    return b"M" + _length(len(names)), tuple((name, _text(name)) for name in sorted(names))
+
+
 def _append(parts: list[bytes], value: Any) -> None:
     kind = type(value)
-    if value is None:
+    if kind is str:
+        parts.append(_text(value))
+    elif kind is dict:
+        if not set(map(type, value)) <= _STR:
+            name = next(name for name in value if type(name) is not str)
+            raise ConstantsError(f"cannot encode the mapping key {name!r}: it must be a str")
+        head, names = _names(tuple(value))
+        parts.append(head)
+        for name, encoded in names:
+            item = value[name]
+            if type(item) is str:  # texts and switches here, without a call: most of what a key holds
+                parts += (encoded, _text(item))
+            elif item is True or item is False:
+                parts += (encoded, b"B\x01" if item else b"B\x00")
+            else:
+                parts.append(encoded)
+                _append(parts, item)
+    elif value is None:
         parts.append(b"N")
     elif kind is bool:
         parts.append(b"B\x01" if value else b"B\x00")
@@ -69,23 +106,9 @@ def _append(parts: list[bytes], value: Any) -> None:
         if not math.isfinite(value):
             raise ConstantsError(f"cannot encode {value!r}: only finite numbers can be part of a key")
         parts += (b"F", struct.pack(">d", value))
-    elif kind is str:
-        try:
-            data = value.encode()
-        except UnicodeEncodeError as error:
-            raise ConstantsError(f"cannot encode {value!r}: it has no UTF-8 form") from error
-        parts += (b"S", _length(len(data)), data)
     elif kind in (list, tuple):
         parts += (b"L", _length(len(value)))
         for item in value:
             _append(parts, item)
-    elif kind is dict:
-        parts += (b"M", _length(len(value)))
-        for key in value:
-            if type(key) is not str:
-                raise ConstantsError(f"cannot encode the mapping key {key!r}: it must be a str")
-        for key in sorted(value):
-            _append(parts, key)
-            _append(parts, value[key])
     else:
         raise ConstantsError(f"cannot encode {value!r} of type {kind.__name__}: a key holds plain values only")

@@ -5,6 +5,10 @@ entry    what entry.json says
 lookup   Hit or Miss with a reason; what is verified is what is handed on
 lock     one builder per key
 publish  one rename makes an entry appear
+prune    keep the cache within bounds
+listing  go through what is there, without reading artifacts
+nearest  the entry that comes nearest to a key
+cubin    registers and memory of the GPU code in an artifact
 
 The contract of concurrency and durability:
 

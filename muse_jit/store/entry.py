@@ -85,7 +85,7 @@ class Entry:
                 is not that of its key.
         """
         try:
-            values = json.loads(data)
+            values = json.loads(data.decode())
         except (ValueError, RecursionError) as error:
             raise BadManifest(f"not JSON: {error}") from None
         if not isinstance(values, dict):

@@ -199,6 +199,16 @@ class Layout:
                 os.unlink(temporary)
             raise
 
+    def is_cache(self) -> bool:
+        """Whether the root was made by this package, or is empty: a folder that may be tidied up."""
+        if os.path.isdir(self.entries):
+            return True
+        try:
+            with open(os.path.join(self.root, "CACHEDIR.TAG"), encoding="utf-8", errors="replace") as file:
+                return file.read(len(_CACHEDIR_TAG) + 1) == _CACHEDIR_TAG
+        except OSError:
+            return not os.listdir(self.root)
+
     def check_trust(self) -> None:
         """Code is loaded from here: only this user or root may own the folder, and nobody else may write to it.
 

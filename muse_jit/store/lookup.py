@@ -132,14 +132,20 @@ def read_manifest(layout: Layout, digest: KeyDigest) -> Entry | Miss:
     """The manifest alone, without reading the artifact: enough for listing."""
     try:
         folder = layout.open_entry(digest)
-        try:
-            return _manifest(folder, digest)
-        finally:
-            os.close(folder)
-    except _Unfit as unfit:
-        return Miss(unfit.reason, str(unfit))
     except OSError as error:
         return Miss(Reason.UNREADABLE, f"{error.strerror} ({layout.entry(digest)})")
+    try:
+        return manifest_in(folder, digest)
+    finally:
+        os.close(folder)
+
+
+def manifest_in(folder: int, digest: KeyDigest) -> Entry | Miss:
+    """`read_manifest` for the descriptor of an entry's folder, for who goes through many."""
+    try:
+        return _manifest(folder, digest)
+    except _Unfit as unfit:
+        return Miss(unfit.reason, str(unfit))
 
 
 def _no_folder(path: str) -> Miss:
@@ -199,10 +205,21 @@ def _bytes_of(folder: int, name: str) -> bytes:
         _check_owner(status, name)
         if status.st_size > _MAX_BYTES:
             raise _Unfit(Reason.TRUNCATED, f"{name} has {status.st_size} bytes, which nothing published has")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
+        return _read_all(descriptor, status.st_size, name)
     finally:
         os.close(descriptor)
+
+
+def _read_all(descriptor: int, size: int, name: str) -> bytes:
+    """What is in a file; one call for the files of this cache, which are whole before they can be seen."""
+    try:
+        data = os.read(descriptor, size + 1)
+        if len(data) == size:
+            return data
+        with open(descriptor, "rb", closefd=False) as file:
+            return data + file.read()
+    except OSError as error:
+        raise _Unfit(Reason.UNREADABLE, f"{name}: {error.strerror}", error.errno) from None
 
 
 def _check_owner(status: os.stat_result, name: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from muse_jit.key.encoding import KeyDigest
 from muse_jit.store.layout import MANIFEST, SET_ASIDE, STAGING, Layout
-from muse_jit.store.listing import digests
+from muse_jit.store.listing import digests, disk_bytes
 from muse_jit.store.lock import try_lock
 
 TOUCH_SECONDS = 86400.0
@@ -65,11 +65,12 @@ def usages(layout: Layout) -> list[Usage]:
         size, stamp = 0, 0.0
         with suppress(OSError):
             folder = layout.entry(digest)
-            size, stamp = os.lstat(folder).st_blocks * 512, os.lstat(folder).st_mtime
+            own = os.lstat(folder)
+            size, stamp = disk_bytes(own), own.st_mtime
             with os.scandir(folder) as files:
                 for file in files:
                     status = file.stat(follow_symlinks=False)
-                    size += status.st_blocks * 512
+                    size += disk_bytes(status)
                     stamp = status.st_mtime if file.name == MANIFEST else stamp
             found.append(Usage(digest, size, stamp))
     return found
@@ -83,10 +84,12 @@ def prune(
     only: Callable[[Usage], bool] | None = None,
     dry_run: bool = False,
     now: float | None = None,
+    set_aside_seconds: float = SET_ASIDE_SECONDS,
 ) -> PruneReport:
     """Remove entries not used for `older_than` seconds, then the least recently used until `max_bytes` are left.
 
-    `only` limits what may be removed. Litter of killed builders goes in any case.
+    `only` limits what may be removed. Litter of killed builders goes in any case, and what was set aside more than
+    `set_aside_seconds` ago.
 
     Raises:
         OSError: the cache folder cannot be written.
@@ -108,14 +111,14 @@ def prune(
                 total -= usage.size
                 report.removed.append(usage)
         report.kept_entries, report.kept_bytes = len(entries) - len(report.removed), total
-        report.litter = sweep(layout, now, dry_run=dry_run)
+        report.litter = sweep(layout, now, dry_run=dry_run, set_aside_seconds=set_aside_seconds)
     return report
 
 
-def sweep(layout: Layout, now: float, *, dry_run: bool = False) -> int:
+def sweep(layout: Layout, now: float, *, dry_run: bool = False, set_aside_seconds: float = SET_ASIDE_SECONDS) -> int:
     """Remove old staging and set-aside folders; returns how many."""
     count = 0
-    for kind, limit in ((STAGING, STAGING_SECONDS), (SET_ASIDE, SET_ASIDE_SECONDS)):
+    for kind, limit in ((STAGING, STAGING_SECONDS), (SET_ASIDE, set_aside_seconds)):
         folder = os.path.join(layout.root, kind)
         with suppress(OSError):
             for name in os.listdir(folder):
@@ -144,7 +147,7 @@ def _remove(layout: Layout, path: str) -> None:
 
 def _delete(path: str) -> None:
     """A folder or a file; what cannot be deleted now is swept another time."""
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):

@@ -1,11 +1,10 @@
 import itertools
 import json
-import os
 import pathlib
 
 import pytest
 from support.entries import ARTIFACT, entry, key
-from support.process import command, start
+from support.process import command
 
 from muse_jit.store.layout import Layout
 from muse_jit.store.publish import publish
@@ -32,7 +31,7 @@ def test_ls_is_a_table(cache):
     code, out, err = _cache(cache, "ls")
     assert code == 0, err
     lines = out.splitlines()
-    assert lines[0].split() == ["DIGEST", "KERNEL", "ARCH", "SIZE", "COMPILE", "AGE", "CONSTANTS"]
+    assert lines[0].split() == ["DIGEST", "KERNEL", "ARCH", "SIZE", "COMPILE", "AGE", "USED", "CONSTANTS"]
     assert len(lines) == 6
     assert lines[-1].startswith("4 entries, ")
     row = next(line for line in lines if line.startswith(key(2).digest[:12]))
@@ -64,7 +63,7 @@ def test_damaged_entries_are_listed_as_such(cache):
 def test_show_decodes_an_entry(cache):
     code, out, err = _cache(cache, "show", key(2).digest[:8].upper())
     assert code == 0, err
-    for words in (key(2).digest, "value                        2", "registers 32", "arch sm_90a", "0.1/00"):
+    for words in (key(2).digest, "value                        2", "REGISTERS", "arch sm_90a", "0.1/00"):
         assert words in out
     document = json.loads(_cache(cache, "show", key(2).digest, "--json")[1])
     assert document["manifest"]["key"] == key(2).document
@@ -112,47 +111,6 @@ def test_path_and_why(cache, tmp_path):
     assert _cache(cache, "path")[1] == f"{cache.root}\n"
     document = json.loads(command("muse-cache", "path", "--json", VLLM_CACHE_ROOT=tmp_path)[1])
     assert document == {"cache_dir": f"{tmp_path}/muse_jit", "origin": "VLLM_CACHE_ROOT", "exists": False}
-
-
-def test_a_closed_pipe_is_no_error(tmp_path):
-    layout = Layout(str(tmp_path / "cache"))
-    publish(layout, entry(), ARTIFACT)
-    process = start(
-        f"import os, sys\nr, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
-        f"sys.argv[1:] = ['ls', '--cache-dir', {layout.root!r}]\n"
-        "from cache_tools.cli import entry\nentry()"
-    )
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-
-
-def test_a_narrow_terminal_cuts_lines(cache):
-    import pty
-    import subprocess
-    import sys
-
-    from support.process import environment
-
-    parent, child = pty.openpty()
-    done = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.argv[1:] = ['ls', '--cache-dir', {cache.root!r}]\n"
-         "from cache_tools.cli import entry\nentry()"],
-        stdout=child, env=environment(COLUMNS=40),
-    )  # fmt: skip
-    os.close(child)
-    text = b""
-    while True:
-        try:
-            block = os.read(parent, 4096)
-        except OSError:
-            break
-        if not block:
-            break
-        text += block
-    assert done.wait() == 0
-    lines = text.decode().splitlines()
-    assert max(len(line) for line in lines[:-1]) == 40
-    assert lines[0].endswith("…")
 
 
 def test_listing_runs_nothing_it_finds(cache):
