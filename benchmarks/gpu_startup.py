@@ -59,8 +59,10 @@ def one_start(folder):
     sets = kernel_sets()
     mark("import_muse_jit")
     service = service_for(folder, "forbid")
+    mark("service")
     report = service.ensure(sets)
     mark("ensure")
+    times.update({f"ensure_{s}".replace("-", "_"): report.stage_seconds(s) * 1e3 for s in ("look-up", "load")})
     assert (report.hits, report.compiled) == (20, 0), report.summary()
     kernels = [service.get(c) for c in sets]
     for kernel in kernels:

@@ -3,14 +3,15 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muse_jit.constants.base import ConstantSet
 from muse_jit.errors import MuseJitError
 from muse_jit.report import KernelReport
 from muse_jit.request import Request, Stored
 from muse_jit.spans import Spans
-from muse_jit.store.lookup import Hit, Miss
+from muse_jit.store.layout import Layout
+from muse_jit.store.lookup import Hit, Miss, Reason
 
 if TYPE_CHECKING:
     from muse_jit.service import JitService
@@ -43,6 +44,12 @@ class Wanted:
     def digest(self) -> str:
         """Digest of its key; empty where the key could not be made."""
         return self._request.key.digest if self._request is not None else ""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The key document. Only of one that was looked up."""
+        assert self._request is not None
+        return self._request.key.document
 
     def look(self, force: bool = False) -> None:
         """Make the key and look it up. What cannot be compiled when it is missing has failed."""
@@ -147,3 +154,16 @@ def look_up_all(
         else:
             missing.append(item)
     return missing
+
+
+def explain_absence(layout: Layout, missing: Sequence[Wanted]) -> None:
+    """For each kernel that is simply not there, say which parts of the key the nearest entry has otherwise."""
+    from muse_jit.store.nearest import causes, nearest_each
+
+    absent = [item for item in missing if item.first_miss is not None and item.first_miss.reason == Reason.ABSENT]
+    for item, found in zip(absent, nearest_each(layout, [item.document for item in absent]), strict=True):
+        if found is not None:
+            entry, parts = found
+            item.first_miss = Miss(
+                Reason.ABSENT, f"the nearest, {entry.digest[:12]}, has other {', '.join(causes(parts))}"
+            )

@@ -14,7 +14,7 @@ from muse_jit.plan import Plan
 from muse_jit.report import Report
 from muse_jit.service import JitService
 from muse_jit.settings import Settings
-from muse_jit.wanted import Wanted, look_up_all
+from muse_jit.wanted import Wanted, explain_absence, look_up_all
 
 
 def warm_up(
@@ -51,6 +51,7 @@ def warm_up(
     wanted = [Wanted(services[p.arch], p.constants) for p in plan.kernels]
     missing = look_up_all(wanted, force=force, on_change=on_change)
     if dry_run:
+        explain_absence(first.layout, missing)
         for item in missing:
             on_change(item)
     elif missing:

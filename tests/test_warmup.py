@@ -108,6 +108,7 @@ def test_a_dry_run_says_why_each_is_missing_and_changes_nothing(tmp_path):
     code, out, _ = _warmup(tmp_path, "--plan", plan, "--dry-run")
     assert re.search(r"planned +sm_90a +[0-9a-f]{12}  toy  truncated: kernel.so has \d+ bytes, published were \d+", out)
     assert "3 kernels: 1 hit, 2 planned" in out
+    assert re.search(r"toy  absent: the nearest, [0-9a-f]{12}, has other constants\.value\n", out)
     assert sorted((p, p.stat().st_mtime) for p in (tmp_path / "cache").rglob("*")) == before
 
 

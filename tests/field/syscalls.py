@@ -381,7 +381,7 @@ class _Written(list):
 
 _REAL_WRITE = os.write
 _PLACES = re.compile(
-    r"README|CACHEDIR\.TAG|toolchain\.json|(locks|staging|set-aside)-v1/.*"
+    r"README|CACHEDIR\.TAG|toolchain\.json|memo\.json|(locks|staging|set-aside)-v1/.*"
     r"|entries-v1/([0-9a-f]{2})/\2[0-9a-f]{62}/(kernel\.so|entry\.json)"
 )
 
