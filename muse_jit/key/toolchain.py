@@ -97,7 +97,7 @@ def identify(
     found = distributions(("nvidia-cutlass-dsl", "apache-tvm-ffi"), path)
     majors = installed_cuda_majors(path)
     if not majors:
-        return _from_records(cuda, host, recorded, found)
+        return _from_records(cuda, host, recorded, found, memo)
     if cuda is None:
         cuda = majors[0]
     if cuda not in majors:
@@ -113,7 +113,7 @@ def identify(
             parts[name] = _identity(found[name], cuda, check, modified, memo if memo is not None else Memo())
     if "runtime" not in parts[flavour]:
         raise ToolchainError(f"{flavour} {found[flavour].version} has no {RUNTIME_LIBRARY}; reinstall it")
-    parts["tvm_ffi_abi"] = tvm_ffi_abi(found["apache-tvm-ffi"])
+    parts["tvm_ffi_abi"] = tvm_ffi_abi(found["apache-tvm-ffi"], memo)
     return Toolchain(cuda, host, parts, "installed", tuple(modified))
 
 
@@ -138,19 +138,28 @@ def runtime_library(cuda: int, override: str | None = None, path: list[str] | No
     )
 
 
-def tvm_ffi_abi(dist: Distribution) -> str:
+def tvm_ffi_abi(dist: Distribution, memo: Memo | None = None) -> str:
     """The part of tvm_ffi's C ABI that compiled kernels rely on, as "major.minor/digest".
+
+    `memo` knows what headers came to before, by their content.
 
     Raises:
         ToolchainError: the distribution lacks its C headers.
     """
     try:
-        with open(dist.path("tvm_ffi/include/tvm/ffi/c_api.h"), encoding="utf-8") as file:
-            api = _without_comments(file.read())
-        with open(dist.path("tvm_ffi/include/dlpack/dlpack.h"), encoding="utf-8") as file:
-            dlpack = _without_comments(file.read())
+        with open(dist.path("tvm_ffi/include/tvm/ffi/c_api.h"), "rb") as file:
+            api = file.read()
+        with open(dist.path("tvm_ffi/include/dlpack/dlpack.h"), "rb") as file:
+            dlpack = file.read()
     except OSError as error:
         raise ToolchainError(f"apache-tvm-ffi {dist.version} has no C header {error.filename}; reinstall it") from None
+    known = memo if memo is not None else Memo()
+    abi: str = known.get("tvm_ffi abi", api + b"\0" + dlpack, lambda: _read_abi(dist, api, dlpack))
+    return abi
+
+
+def _read_abi(dist: Distribution, api_header: bytes, dlpack_header: bytes) -> str:
+    api, dlpack = (_without_comments(h.decode("utf-8", "replace")) for h in (api_header, dlpack_header))
     version = [re.search(rf"#define TVM_FFI_VERSION_{part} (\d+)", api) for part in ("MAJOR", "MINOR")]
     declarations = [_declaration(api, name) for name in ("TVMFFIAny", "TVMFFIObject")]
     declarations += [_declaration(dlpack, name) for name in ("DLDevice", "DLDataType", "DLTensor")]
@@ -217,9 +226,9 @@ def _declaration(text: str, name: str) -> str | None:
 
 
 def _from_records(
-    cuda: int | None, host: str, recorded: Sequence[dict[str, Any]], found: dict[str, Distribution]
+    cuda: int | None, host: str, recorded: Sequence[dict[str, Any]], found: dict[str, Distribution], memo: Memo | None
 ) -> Toolchain:
-    abi = tvm_ffi_abi(found["apache-tvm-ffi"]) if "apache-tvm-ffi" in found else None
+    abi = tvm_ffi_abi(found["apache-tvm-ffi"], memo) if "apache-tvm-ffi" in found else None
     fitting = [
         r
         for r in recorded

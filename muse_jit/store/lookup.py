@@ -10,7 +10,6 @@ import errno
 import os
 import stat
 
-from muse_jit.key.difference import difference
 from muse_jit.key.encoding import KeyDigest, content_digest
 from muse_jit.key.kernel_key import KernelKey, symbol_of
 from muse_jit.store.entry import SCHEMA, BadManifest, Entry
@@ -181,6 +180,8 @@ def _manifest(folder: int, digest: KeyDigest, asked: KernelKey | None = None) ->
         other = error.schema is not None and error.schema != SCHEMA
         raise _Unfit(Reason.WRONG_SCHEMA if other else Reason.BAD_MANIFEST, f"{MANIFEST}: {error}") from None
     if asked is not None and entry.key_text != asked.text:
+        from muse_jit.key.difference import difference  # only here
+
         parts = "; ".join(map(str, difference(entry.key, asked.document)[:3]))
         raise _Unfit(Reason.FOREIGN_KEY, f"the stored key differs: {parts}")
     if entry.digest != digest:
