@@ -16,6 +16,7 @@ import sys
 from muse_jit.constants.base import ConstantSet, field_types
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import UsageError
 
 ENTRY_POINTS = "muse_jit.kernels"
@@ -110,4 +111,5 @@ def _load_entry_points() -> None:
 
 
 register_kernel("row_norm", RowNormConstants, "muse_jit.kernels.row_norm:build")
+register_kernel("small_m_gemm", SmallMGemmConstants, "muse_jit.kernels.small_m_gemm:build")
 register_kernel("dual_norm", DualNormConstants, "muse_jit.kernels.dual_norm:build")

@@ -5,6 +5,7 @@ import pytest
 
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import UsageError
 from muse_jit.kernels.registry import families
 from muse_jit.key.difference import difference
@@ -21,6 +22,7 @@ TOOLCHAIN = {
 CONSTANTS = {
     "row_norm": RowNormConstants(hidden=8192, eps=1e-5, has_weight=True, gain_center=1.0, stream=True),
     "dual_norm": DualNormConstants(8192, 1e-8, "before", 1.0, next_eps=1e-5, next_gain_center=1.0),
+    "small_m_gemm": SmallMGemmConstants(8192, 1024, 8, 64, 16, 1, 4),
 }
 
 # Another value for each field, possible beside the values above.
@@ -57,6 +59,17 @@ OTHER = {
         "release_early": True,
         "order": "flashinfer-0.7",
         "ctas_per_row": 4,
+    },
+    "small_m_gemm": {
+        "n": 4096,
+        "k": 2048,
+        "rows": 16,
+        "tile_n": 32,
+        "warps": 8,
+        "m_tiles": 2,
+        "depth": 2,
+        "enable_pdl": False,
+        "release_early": True,
     },
 }
 # What has to change along so that the set is possible at all.
