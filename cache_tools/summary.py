@@ -125,7 +125,7 @@ def _add(
 ) -> None:
     # Entries of one kernel, target, toolchain and source stand alike: what is asked of them is asked once, and an
     # entry costs one look-up and a few additions.
-    cells: dict[str, tuple[Entry, Group]] = {}
+    cells: dict[Any, tuple[Entry, Group]] = {}
     for item in (item for shard in shards for item in listed(layout, shard)):
         if also is not None:
             also(item)
@@ -134,16 +134,26 @@ def _add(
             result.damaged[entry.reason] = result.damaged.get(entry.reason, 0) + 1
             result.damaged_disk += item.disk
             continue
-        key = entry.key
-        alike = repr([key.get(part) for part in _ALIKE])
-        if alike not in cells:
-            cells[alike] = entry, Group()
-        cells[alike][1].add(item)
+        alike = _alike(entry.key)
+        try:
+            cell = cells.get(alike)
+        except TypeError:  # a part of a foreign key that cannot be hashed
+            alike = repr(alike)
+            cell = cells.get(alike)
+        if cell is None:
+            cell = cells[alike] = entry, Group()
+        cell[1].add(item)
     for entry, group in cells.values():
         _fold(result, entry, group, standings)
 
 
-_ALIKE = ("kernel", "target", "toolchain", "source", "build", "schema", "recipe")
+_ALIKE = ("kernel", "source", "build", "schema", "recipe")
+
+
+def _alike(key: dict[str, Any]) -> Any:
+    """The parts of a key by which entries stand alike, to compare: texts in tuples, where the key is one of ours."""
+    parts = tuple([(n, tuple(p.items()) if type(p) is dict else p) for n, p in key["toolchain"].items()])
+    return (*[key.get(name) for name in _ALIKE], tuple(key["target"].items()), parts)
 
 
 def _fold(result: Summary, entry: Entry, group: Group, standings: Standings) -> None:

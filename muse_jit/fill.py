@@ -2,8 +2,9 @@
 
 Each process takes what its look-up did not find and nobody else is compiling: the lock of a key is taken without
 waiting, under one of the places for workers that all processes of a host share. So N ranks that start at once split
-the work, no more workers run than the host bears, and only ranks that got a place start a compiler. The others watch
-the cache and take what they find published. A rank that dies frees its locks and its place, and the next one goes on.
+the work, no more workers run than the host bears, and only a rank that got a place starts a compiler: as a rule one,
+which takes all places. The others watch the cache and take what they find published. A rank that dies frees its locks
+and its places, and the next one goes on.
 Nothing is decided beforehand, so nobody waits for a rank that is late.
 """
 
@@ -17,8 +18,12 @@ from muse_jit.errors import LinkerMissing, MuseJitError, SourceChanged
 from muse_jit.settings import SLOT_SECONDS
 from muse_jit.wanted import Wanted
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 """How often the cache is asked for what others publish."""
+
+GRACE_SECONDS = 0.3
+"""How long who has the first place is left to take the others, too, so that one process of a host starts a compiler
+for all of them. Without it each of two places went to another of eight ranks, and each imported the compiler."""
 
 RETRY_SECONDS = 0.1
 """How long after everything was found in others' hands it is tried again: a holder may have died or failed."""
@@ -58,6 +63,7 @@ class _Crew:
         self.state = threading.Condition()
         self.threads = 0
         self.retry_at = 0.0
+        self.grace_ends = time.monotonic() + GRACE_SECONDS
         self.progress = time.monotonic()
         self.stopped = False
         self.fatal: BaseException | None = None
@@ -96,7 +102,8 @@ class _Crew:
             # No place was given back and nothing published for long: a holder has stopped, and must not stop everybody.
             stuck = time.monotonic() - self.progress > SLOT_SECONDS
         place = contextlib.ExitStack()
-        if not place.enter_context(flight.place(0.0)) and not stuck:
+        only_first = not self.threads and time.monotonic() < self.grace_ends
+        if not place.enter_context(flight.place(0.0, only_first=only_first)) and not stuck:
             place.close()
             return False
         with self.state:

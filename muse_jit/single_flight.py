@@ -181,8 +181,11 @@ class SingleFlight:
             yield held
 
     @contextlib.contextmanager
-    def place(self, patience: float) -> Iterator[bool]:
-        """One of the places for compile workers that all processes of this host share; whether one was got in time."""
+    def place(self, patience: float, *, only_first: bool = False) -> Iterator[bool]:
+        """One of the places for compile workers that all processes of this host share; whether one was got in time.
+
+        `only_first`: see `worker_slot`.
+        """
         from muse_jit.compiler.limits import worker_limit
         from muse_jit.compiler.slots import private_layout, worker_slot
 
@@ -192,7 +195,7 @@ class SingleFlight:
             for layout in (self.layout, private_layout()) if self.stores else (private_layout(),):
                 try:
                     layout.create()  # which refuses a folder that others can write to
-                    got = stack.enter_context(worker_slot(layout, limit, patience))
+                    got = stack.enter_context(worker_slot(layout, limit, patience, only_first=only_first))
                     break
                 except (OSError, CacheUnusable):
                     continue

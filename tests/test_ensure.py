@@ -112,7 +112,7 @@ def test_workers_and_compile_servers_are_bounded_over_all_processes(settings, tm
     compiles = toy.times(tmp_path / "count")
     assert len(compiles) == 6
     assert _most_at_once(compiles) <= limit
-    assert len({server for _, _, server in compiles}) <= limit  # a rank that got no place imports no compiler
+    assert len({server for _, _, server in compiles}) == 1  # one rank took all places; the others import no compiler
 
 
 @pytest.mark.parametrize("mode", ["off", "readonly"])

@@ -160,7 +160,7 @@ def test_eight_at_once_on_an_empty_folder_do_the_work_of_one(tmp_path):
     assert [e.code for e in ended] == [0] * 8, [e.err for e in ended]
     assert sum(r["compiled"] for r in reports) == 8 == toy.compiles(tmp_path / "count")
     assert [r["compiled"] + r["hits"] for r in reports] == [8] * 8
-    assert len({server for _, _, server in toy.times(tmp_path / "count")}) <= 2
+    assert len({server for _, _, server in toy.times(tmp_path / "count")}) == 1
 
 
 def test_forced_kernels_are_compiled_again_and_their_entries_replaced(tmp_path):

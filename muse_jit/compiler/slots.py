@@ -22,8 +22,10 @@ def private_layout() -> Layout:
 
 
 @contextmanager
-def worker_slot(layout: Layout, limit: int, patience: float) -> Iterator[bool]:
+def worker_slot(layout: Layout, limit: int, patience: float, *, only_first: bool = False) -> Iterator[bool]:
     """Wait for one of `limit` places on this host and hold it; yields whether one was got within `patience` seconds.
+
+    `only_first` asks for the first place alone: who has it may take the others before somebody else does.
 
     Without one the caller compiles all the same: a holder that stopped must not stop everybody.
 
@@ -35,7 +37,7 @@ def worker_slot(layout: Layout, limit: int, patience: float) -> Iterator[bool]:
     with ExitStack() as stack:
         got = False
         while not got:
-            for number in range(limit):
+            for number in range(1 if only_first else limit):
                 path = os.path.join(layout.locks, f"workers-{host}", f"{number}.lock")
                 got = stack.enter_context(try_lock(layout, path, "compiling")) is not None
                 if got:

@@ -76,6 +76,14 @@ def _names(names: tuple[str, ...]) -> tuple[bytes, tuple[tuple[str, bytes], ...]
     return b"M" + _length(len(names)), tuple((name, _text(name)) for name in sorted(names))
 
 
+@functools.lru_cache(maxsize=256)
+def _texts(items: tuple[tuple[str, str], ...]) -> bytes:
+    """A mapping of texts."""
+    head, names = _names(tuple(name for name, _ in items))
+    values = dict(items)
+    return head + b"".join(encoded + _text(values[name]) for name, encoded in names)
+
+
 def _append(parts: list[bytes], value: Any) -> None:
     kind = type(value)
     if kind is str:
@@ -84,6 +92,9 @@ def _append(parts: list[bytes], value: Any) -> None:
         if not set(map(type, value)) <= _STR:
             name = next(name for name in value if type(name) is not str)
             raise ConstantsError(f"cannot encode the mapping key {name!r}: it must be a str")
+        if set(map(type, value.values())) == _STR:  # a part of a toolchain, a target: the same in every key
+            parts.append(_texts(tuple(value.items())))
+            return
         head, names = _names(tuple(value))
         parts.append(head)
         for name, encoded in names:
