@@ -68,10 +68,14 @@ class Wanted:
             self.error = error
 
     def published(self) -> bool:
-        """Whether an entry lies there now, of whatever state: a look at a name, every few milliseconds."""
+        """Whether an entry lies there now, other than the damaged one that was found: one `lstat`, again and again."""
         if self._to_verify is not None or self._request is None:
             return False
-        return os.path.isdir(self.service.layout.entry(self._request.key.digest))
+        try:
+            inode = os.lstat(self.service.layout.entry(self._request.key.digest)).st_ino
+        except OSError:
+            return False
+        return self._miss is None or inode != self._miss.inode
 
     def take_published(self) -> None:
         """Look at what somebody else published."""

@@ -325,5 +325,22 @@ def test_the_place_of_a_stopped_holder_is_waited_for_only_so_long(settings, tmp_
     assert report.compiled == 1
 
 
+def test_a_damaged_entry_is_looked_at_once_while_others_have_all_places(settings, tmp_path, monkeypatch):
+    import muse_jit.fill
+
+    monkeypatch.setattr(muse_jit.fill, "SLOT_SECONDS", 0.6)
+    wanted = _toys(tmp_path, [1])
+    first = _service(settings)
+    first.ensure(wanted)
+    (library,) = (tmp_path / "cache").glob("entries-v1/*/*/kernel.so")
+    library.write_bytes(b"")
+    service = _service(settings, workers=1)
+    with first.flight.place(0.0):
+        report = service.ensure(wanted)
+    assert (report.compiled, report.misses) == (1, {"truncated": 1})
+    assert service.counters.misses == {"truncated": 2}  # and once more under the lock
+    assert service.get(wanted[0])() == 1
+
+
 def test_settings_of_the_environment_reach_a_service():
     assert Settings.from_environ({"MUSE_JIT_LATE_COMPILE": "error"}).late_compile == "error"

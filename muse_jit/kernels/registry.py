@@ -14,9 +14,6 @@ import os
 import sys
 
 from muse_jit.constants.base import ConstantSet, field_types
-from muse_jit.constants.dual_norm import DualNormConstants
-from muse_jit.constants.row_norm import RowNormConstants
-from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import UsageError
 
 ENTRY_POINTS = "muse_jit.kernels"
@@ -30,6 +27,13 @@ class KernelFamily:
     constants_class: type[ConstantSet]
     build: str
 
+
+_OWN = {
+    "row_norm": ("muse_jit.constants.row_norm:RowNormConstants", "muse_jit.kernels.row_norm:build"),
+    "dual_norm": ("muse_jit.constants.dual_norm:DualNormConstants", "muse_jit.kernels.dual_norm:build"),
+    "small_m_gemm": ("muse_jit.constants.small_m_gemm:SmallMGemmConstants", "muse_jit.kernels.small_m_gemm:build"),
+}
+"""This package's families; a constants class is imported when its family is asked for (2 ms each)."""
 
 _FAMILIES: dict[str, KernelFamily] = {}
 _entry_points_loaded = False
@@ -51,6 +55,7 @@ def register_kernel(name: str, constants_class: type[ConstantSet], build: str) -
     if not (colon and module and function.isidentifier()):
         raise UsageError(f'build function of {name!r} is {build!r}; it must be "module:function"')
     field_types(constants_class)
+    _load_own(name)
     family = KernelFamily(name, constants_class, build)
     known = _FAMILIES.setdefault(name, family)
     if known.build != build or known.constants_class.__qualname__ != constants_class.__qualname__:
@@ -66,15 +71,19 @@ def family_named(name: str) -> KernelFamily:
         UsageError: no such family; names the known ones.
     """
     if name not in _FAMILIES:
+        _load_own(name)
+    if name not in _FAMILIES:
         _load_entry_points()
     try:
         return _FAMILIES[name]
     except KeyError:
-        raise UsageError(f"no kernel family {name!r}; known: {', '.join(sorted(_FAMILIES))}") from None
+        raise UsageError(f"no kernel family {name!r}; known: {', '.join(sorted({*_FAMILIES, *_OWN}))}") from None
 
 
 def families() -> tuple[KernelFamily, ...]:
     """All known families, entry points included, by name."""
+    for name in _OWN:
+        _load_own(name)
     _load_entry_points()
     return tuple(_FAMILIES[name] for name in sorted(_FAMILIES))
 
@@ -93,6 +102,18 @@ def class_text(cls: type) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
+def _load_own(name: str) -> None:
+    """Register a family of this package, once."""
+    if name in _OWN and name not in _FAMILIES:
+        import importlib
+
+        place, build = _OWN[name]
+        module, _, cls = place.partition(":")
+        constants_class = getattr(importlib.import_module(module), cls)
+        field_types(constants_class)
+        _FAMILIES[name] = KernelFamily(name, constants_class, build)
+
+
 def _load_entry_points() -> None:
     global _entry_points_loaded
     if _entry_points_loaded:
@@ -108,8 +129,3 @@ def _load_entry_points() -> None:
                 f"entry point {point.name!r} of group {ENTRY_POINTS} ({point.value}) failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-register_kernel("row_norm", RowNormConstants, "muse_jit.kernels.row_norm:build")
-register_kernel("small_m_gemm", SmallMGemmConstants, "muse_jit.kernels.small_m_gemm:build")
-register_kernel("dual_norm", DualNormConstants, "muse_jit.kernels.dual_norm:build")
