@@ -10,7 +10,7 @@ import time
 
 import pytest
 from support import toy
-from support.process import ROOT, alive, command, environment, start
+from support.process import ATTENTIVE, ROOT, alive, command, environment, start
 
 pytestmark = pytest.mark.processes
 
@@ -229,8 +229,9 @@ def test_an_interrupted_warmup_ends_at_once_and_keeps_what_was_finished(tmp_path
     ]
     plan, variables = _toy_plan(tmp_path, *constants)
     arguments = ["warmup", "--plan", str(plan), "--cache-dir", str(tmp_path / "cache"), "--jobs", "1"]
+    code = f"import sys; {ATTENTIVE}sys.argv[1:] = {arguments!r}\nfrom muse_jit.cli import entry\nentry()"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.argv[1:] = {arguments!r}\nfrom muse_jit.cli import entry\nentry()"],
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables),
     )  # fmt: skip
     deadline = time.monotonic() + 60

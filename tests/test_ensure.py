@@ -228,6 +228,7 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_finished(settings, t
         time.sleep(0.3)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     threading.Thread(target=interrupt).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

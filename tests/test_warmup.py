@@ -13,7 +13,7 @@ import time
 import pytest
 from field.barrier import together
 from support import toy
-from support.process import ROOT, alive, command, environment
+from support.process import ATTENTIVE, ROOT, alive, command, environment
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ def _warmup(tmp_path, *arguments, **variables):
 
 def _start(tmp_path, *arguments, stdout=subprocess.PIPE):
     words = ["warmup", "--cache-dir", str(tmp_path / "cache"), *map(str, arguments)]
-    code = f"import sys; {BEFORE}\nsys.argv[1:] = {words!r}\nfrom muse_jit.cli import entry\nentry()"
+    code = f"import sys; {ATTENTIVE}{BEFORE}\nsys.argv[1:] = {words!r}\nfrom muse_jit.cli import entry\nentry()"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
     )

@@ -14,9 +14,13 @@ def environment(**variables):
     return {**kept, "PYTHONPATH": str(ROOT / "tests"), **{k: str(v) for k, v in variables.items()}}
 
 
+ATTENTIVE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+"""Ctrl-C interrupts a child also where the tests run in the background of a shell, which has it ignored."""
+
+
 def start(code, *, block=(), **variables):
     """Start `code`; modules in `block` cannot be imported in it."""
-    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in block)
+    blocked = ATTENTIVE + "".join(f"sys.modules[{name!r}] = None; " for name in block)
     return subprocess.Popen(
         [sys.executable, "-c", f"import sys; {blocked}\n{code}"],
         stdout=subprocess.PIPE,
