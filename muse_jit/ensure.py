@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muse_jit.constants.base import ConstantSet
-from muse_jit.errors import CacheUnusable, LoadError, MissForbidden, MuseJitError, ToolchainError
+from muse_jit.errors import CacheUnusable, MissForbidden, MuseJitError, ToolchainError
 from muse_jit.loader.capture import is_capturing
 from muse_jit.report import KernelReport, Report
 from muse_jit.wanted import Wanted, look_up_all
@@ -43,8 +43,11 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
     missing = look_up_all(list(items.values()))
     if peers is not None:
         # The share of this host first; after the others have done theirs, whatever is missing all the same.
-        _fill(service, _share(service, missing, peers))
-        peers.gather("filled")
+        share = _share(service, missing, peers)
+        try:
+            _fill(service, share)
+        finally:
+            peers.gather("filled")  # also by a rank that raises: the others wait here
         missing = look_up_all([item for item in missing if not item.settled])
     _fill(service, missing)
     from muse_jit.loader.kernel import several
@@ -76,10 +79,8 @@ def _known(service: "JitService", constants: ConstantSet) -> KernelReport:
 def _load(service: "JitService", item: Wanted) -> KernelReport:
     if item.stored is not None:
         try:
-            service.keep(item.constants, item.stored, item.spans)
+            item.stored = service.keep(item.constants, item.stored, item.spans)
         except MuseJitError as error:
-            if not isinstance(error, LoadError):
-                raise
             item.error = error
     return item.report()
 

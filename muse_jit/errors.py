@@ -6,6 +6,7 @@
         TargetError             key/target: no architecture named and none to ask
       ToolchainError            key/toolchain: nothing to identify the compiler by, or a wrong one loaded
       CompileError              compiler/: a kernel did not compile; carries the log
+        CompileEnded            compiler/: this process ended its compiles (interruption, `serving`)
         SourceChanged           compiler/: the source was edited meanwhile; the service asks again once
       LinkerMissing             compiler/link: no linker on this machine (exit code 3)
       VerifyMismatch            service: a recompiled kernel is not what is stored (mode verify)
@@ -48,6 +49,10 @@ class CompileError(MuseJitError):
         self.log_path = log_path
 
 
+class CompileEnded(CompileError):
+    """This process ended its compiles. That says nothing of the kernel, and is told to nobody who waits for it."""
+
+
 class SourceChanged(CompileError):
     """The kernel's source was edited between the look-up and the compile; asking again takes the new one."""
 
@@ -61,7 +66,14 @@ class VerifyMismatch(MuseJitError):
 
 
 class LoadError(MuseJitError):
-    """A verified library could not be opened, or its entry symbol is missing."""
+    """A verified library could not be opened, or its entry symbol is missing.
+
+    `machine` says that this machine lacks something (descriptors, memory), which is not to be blamed on the entry.
+    """
+
+    def __init__(self, message: str, *, machine: bool = False) -> None:
+        super().__init__(message)
+        self.machine = machine
 
 
 class MissForbidden(MuseJitError):

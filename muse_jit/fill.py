@@ -109,7 +109,16 @@ class _Crew:
         with self.state:
             self.threads += 1
             self.progress = time.monotonic()
-        threading.Thread(target=self._work, args=(place,), daemon=True, name="muse_jit-fill").start()
+        try:
+            threading.Thread(target=self._work, args=(place,), daemon=True, name="muse_jit-fill").start()
+        except RuntimeError:  # no more threads in this process: those there are go on
+            place.close()
+            with self.state:
+                self.threads -= 1
+                self.retry_at = time.monotonic() + RETRY_SECONDS
+                if not self.threads:
+                    raise
+            return False
         return True
 
     def _work(self, place: contextlib.ExitStack) -> None:
@@ -142,9 +151,13 @@ class _Crew:
         self.on_change(item)
         try:
             item.claim(self.force)
-        except SourceChanged:
+        except SourceChanged as error:
+            item.edits += 1
             item.service.forget_sources()
-            item.look(self.force)
+            if item.edits > 1:  # edited all the time, or another source here than there: asking again is no end
+                item.error = error
+            else:
+                item.look(self.force)
         except LinkerMissing as error:
             with self.state:
                 self.fatal = error

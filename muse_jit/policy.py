@@ -65,4 +65,4 @@ class Policy:
     def _command(self, constants: ConstantSet) -> str:
         from muse_jit.remedy import warmup_command
 
-        return warmup_command(constants, self.target, self.layout.root)
+        return warmup_command(constants, self.target, self.layout.root, self.settings)

@@ -98,7 +98,7 @@ class JitService:
             if kernel is None:
                 self._open_runtime()  # first: what this machine lacks must not be blamed on an entry
                 stored = self._obtain(constants, since, Spans())
-                kernel = self._memory[constants] = self._load(constants, stored, since)
+                kernel = self._memory[constants] = self._load(constants, stored, since)[0]
             return kernel
 
     def ensure(self, wanted: Iterable[ConstantSet], *, peers: "Peers | None" = None) -> "Report":
@@ -146,11 +146,12 @@ class JitService:
         """Whether `get` would answer at once."""
         return constants in self._memory
 
-    def keep(self, constants: ConstantSet, stored: Stored, spans: Spans) -> None:
-        """Load what was obtained, so that `get` answers at once. Raises: as `get`."""
+    def keep(self, constants: ConstantSet, stored: Stored, spans: Spans) -> Stored:
+        """Load what was obtained, so that `get` answers at once; returns what was loaded. Raises: as `get`."""
         with self._one_thread(constants):
             if constants not in self._memory:
-                self._memory[constants] = self._load(constants, stored, time.monotonic(), spans)
+                self._memory[constants], stored = self._load(constants, stored, time.monotonic(), spans)
+            return stored
 
     def serving(self) -> None:
         """From now on the engine serves, and a miss is late: MUSE_JIT_LATE_COMPILE says what becomes of it.
@@ -247,7 +248,9 @@ class JitService:
             self._runtime = runtime
         return self._runtime
 
-    def _load(self, constants: ConstantSet, stored: Stored, since: float, spans: Spans | None = None) -> "Kernel":
+    def _load(
+        self, constants: ConstantSet, stored: Stored, since: float, spans: Spans | None = None
+    ) -> "tuple[Kernel, Stored]":
         """Load; an entry that is intact and cannot be opened is set aside and rebuilt, once."""
         from muse_jit.loader.kernel import load
 
@@ -255,9 +258,9 @@ class JitService:
         for last in (stored.status == "compiled", True):
             try:
                 with spans.measure("load"):
-                    return load(stored.hit.entry, stored.hit.artifact, runtime)
+                    return load(stored.hit.entry, stored.hit.artifact, runtime), stored
             except LoadError as error:
-                if last:
+                if last or error.machine:
                     raise
                 self._reject(stored.hit, str(error))
             stored = self._obtain(constants, since, spans, rejected=stored.hit.inode)

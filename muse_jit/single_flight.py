@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from muse_jit import __version__
 from muse_jit.counters import Counters, Trouble
-from muse_jit.errors import CacheUnusable, CompileError, SourceChanged, VerifyMismatch
+from muse_jit.errors import CacheUnusable, CompileEnded, CompileError, SourceChanged, VerifyMismatch
 from muse_jit.key.encoding import content_digest
 from muse_jit.key.kernel_key import KernelKey
 from muse_jit.key.memo import Memo
@@ -25,7 +25,7 @@ from muse_jit.settings import SLOT_SECONDS, Settings
 from muse_jit.store.cubin import cubins
 from muse_jit.store.entry import Entry
 from muse_jit.store.layout import STAGING, Layout
-from muse_jit.store.lookup import TO_SET_ASIDE, Hit, Miss
+from muse_jit.store.lookup import TO_SET_ASIDE, Hit, Miss, Reason
 
 if TYPE_CHECKING:  # importing the lock imports filelock, which a hit does without
     from muse_jit.store.lock import Held
@@ -61,10 +61,12 @@ class SingleFlight:
         *,
         force: bool = False,
         waited: float = 0.0,
+        has_place: bool = False,
     ) -> Stored:
         """Compile, unless somebody else did meanwhile, and publish; waits for who is at it.
 
-        `waited` are the seconds that were waited for the key's holder before.
+        `waited` are the seconds that were waited for the key's holder before; `has_place` says that the caller has a
+        worker's place already.
 
         Raises:
             CompileError: it does not compile, here or where this request waited for it.
@@ -72,7 +74,7 @@ class SingleFlight:
         """
         # A damaged entry in the way must not end anybody's waiting.
         with self._lock(request, force or miss.reason in TO_SET_ASIDE, waited) as held:
-            return self._build_held(request, miss, look_again, held, force, has_place=False)
+            return self._build_held(request, miss, look_again, held, force, has_place)
 
     def claim(
         self, request: Request, miss: Miss, look_again: Callable[[], Hit | Miss], *, force: bool = False
@@ -104,12 +106,13 @@ class SingleFlight:
         self.counters.verified += 1
         if built.artifact == hit.artifact:
             return
+        command = warmup_command(request.constants, request.key.target, self.layout.root, self.settings)
         same = list(cubins(built.artifact)) == list(cubins(hit.artifact))
         what = "its GPU code is the same, the host code around it differs" if same else "its GPU code differs"
         raise VerifyMismatch(
             f"{request.key.kernel} {request.key.digest[:12]} in {self.layout.root} is not what compiling it gives "
             f"now: {what} (stored {hit.entry.artifact_digest[:12]}, compiled {built.entry.artifact_digest[:12]}); "
-            f"replace it with: {warmup_command(request.constants, request.key.target, self.layout.root)} --force"
+            f"replace it with: {command} --force"
         )
 
     def leave_token(self) -> str:
@@ -145,7 +148,7 @@ class SingleFlight:
         try:
             built = self._compile(request, has_place=has_place)
         except CompileError as error:
-            if held is not None and not isinstance(error, SourceChanged):
+            if held is not None and not isinstance(error, SourceChanged | CompileEnded):
                 held.fail(str(error), error.log_path)
             raise
         with request.spans.measure("publish"):
@@ -222,6 +225,8 @@ class SingleFlight:
                     timeout=self.settings.compile_timeout,
                     cc=self.settings.cc,
                 )
+        except CompileEnded:
+            raise
         except CompileError as error:
             self.counters.failed += 1
             if self.stores:
@@ -253,9 +258,11 @@ class SingleFlight:
         from muse_jit.store.publish import publish, record_toolchain, set_aside
 
         try:
-            if miss.reason in TO_SET_ASIDE:
+            # One that is to be replaced is sound: it stays until its successor is on the disk.
+            replaced = miss if miss.reason == Reason.REPLACED else None
+            if miss.reason in TO_SET_ASIDE and replaced is None:
                 set_aside(self.layout, key.digest, miss)
-            publish(self.layout, built.entry, built.artifact)
+            publish(self.layout, built.entry, built.artifact, replaced)
         except (OSError, CacheUnusable) as error:
             self.counters.not_stored += 1
             self.trouble.warn(f"the cache cannot be written, kernels are used from memory: {error}")

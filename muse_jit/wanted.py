@@ -30,6 +30,8 @@ class Wanted:
         """When it was first found in somebody else's hands."""
         self.under_way = False
         """Whether this process compiles it now."""
+        self.edits = 0
+        """How often its source was edited while it was compiled."""
         self._since = time.monotonic()
         self._request: Request | None = None
         self._miss: Miss | None = None
@@ -54,6 +56,7 @@ class Wanted:
     def look(self, force: bool = False) -> None:
         """Make the key and look it up. What cannot be compiled when it is missing has failed."""
         service = self.service
+        self._to_verify = self._miss = None
         try:
             with self.spans.measure("look-up"):
                 self._request = service.request_for(self.constants, self._since, self.spans)
@@ -106,7 +109,9 @@ class Wanted:
             self.busy_since = self.busy_since or now
             waited = now - self.busy_since
             if waited > self.service.settings.patience:  # its holder has stopped: one of those who wait takes over
-                self.stored = flight.build(self._request, self._miss, self._look_again, force=force, waited=waited)
+                self.stored = flight.build(
+                    self._request, self._miss, self._look_again, force=force, waited=waited, has_place=True
+                )
         if self.stored is not None and self.stored.status == "hit":
             self._waited()
         return self.stored is not None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from muse_jit.compiler.limits import worker_limit
-from muse_jit.errors import CacheUnusable
+from muse_jit.errors import CacheUnusable, ToolchainError
 from muse_jit.fill import fill
 from muse_jit.plan import Plan
 from muse_jit.report import Report
@@ -40,7 +40,7 @@ def warm_up(
     arches = list(dict.fromkeys(p.arch for p in plan.kernels)) or ["sm_90a"]
     first = JitService(arches[0], settings)
     services = {arches[0]: first, **{arch: first.for_arch(arch) for arch in arches[1:]}}
-    if not dry_run:
+    if not dry_run and first.flight.stores:
         try:
             first.layout.create()
         except OSError as error:
@@ -50,6 +50,9 @@ def warm_up(
             ) from None
     wanted = [Wanted(services[p.arch], p.constants) for p in plan.kernels]
     missing = look_up_all(wanted, force=force, on_change=on_change)
+    nowhere = next((i.error for i in wanted if isinstance(i.error, ToolchainError)), None)
+    if nowhere is not None and not dry_run:
+        raise nowhere
     if dry_run:
         explain_absence(first.layout, missing)
         for item in missing:

@@ -345,3 +345,175 @@ def test_a_damaged_entry_is_looked_at_once_while_others_have_all_places(settings
 
 def test_settings_of_the_environment_reach_a_service():
     assert Settings.from_environ({"MUSE_JIT_LATE_COMPILE": "error"}).late_compile == "error"
+
+
+def test_what_this_process_ended_is_no_failure_for_those_who_wait(settings, tmp_path):
+    """A is interrupted in the middle of a compile and lives on; B waited for it and compiles."""
+    count = tmp_path / "count"
+    code = (
+        SERVICE
+        + f"s = service()\nc = toy.ToyConstants(value=1, count_file={str(count)!r}, seconds=2.0)\n"
+        + "try: s.ensure([c])\nexcept KeyboardInterrupt: print('interrupted', flush=True)\ntime.sleep(60)\n"
+    )
+    first = start(code, block=("cutlass", "torch"), **homes(settings))
+    try:
+        deadline = time.monotonic() + 60
+        while not count.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        reports = []
+        wanted = [toy.ToyConstants(value=1, count_file=str(count), seconds=2.0)]
+        waiter = threading.Thread(target=lambda: reports.append(_service(settings).ensure(wanted)))
+        waiter.start()
+        time.sleep(0.3)
+        first.send_signal(signal.SIGINT)
+        assert first.stdout.readline() == "interrupted\n"
+        waiter.join(60)
+        assert (reports[0].failed, reports[0].compiled) == (0, 1)
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_source_that_never_stays_the_same_fails_and_does_not_go_on_for_ever(settings, tmp_path, monkeypatch):
+    from muse_jit.errors import SourceChanged
+    from muse_jit.single_flight import SingleFlight
+
+    asked = []
+
+    def changed(self, *arguments, **named):
+        asked.append(1)
+        raise SourceChanged("the kernel's source changed while it was compiled; ask again")
+
+    monkeypatch.setattr(SingleFlight, "_compile", changed)
+    report = _service(settings).ensure(_toys(tmp_path, [1]))
+    assert (report.failed, len(asked)) == (1, 2)
+    assert "source changed" in report.kernels[0].error
+
+
+def test_who_takes_over_keeps_the_place_it_has(settings, tmp_path, monkeypatch):
+    """All places are taken, one of them by the stopped holder and one by the thread that takes over."""
+    import muse_jit.single_flight
+
+    monkeypatch.setattr(muse_jit.single_flight, "SLOT_SECONDS", 30.0)
+    victim = start(
+        SERVICE + _code(tmp_path, numbers=[0], seconds=0.5).replace("reach()", ""),
+        block=("cutlass", "torch"),
+        **{**homes(settings), "MUSE_JIT_WORKERS": 2},
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "count").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        report = _service(settings, stall_limit=1.0, workers=2).ensure(_toys(tmp_path, [0], seconds=0.5))
+        assert report.compiled == 1
+        assert time.monotonic() - began < 25.0
+    finally:
+        victim.send_signal(signal.SIGKILL)
+        victim.communicate()
+
+
+def test_verify_after_an_edit_compares_nothing_with_the_old_entry(settings, tmp_path, monkeypatch):
+    from muse_jit.errors import SourceChanged
+    from muse_jit.service import JitService as Service
+    from muse_jit.single_flight import SingleFlight
+
+    wanted = _toys(tmp_path, [1])
+    _service(settings).ensure(wanted)
+    real, real_forget = SingleFlight._compile, Service.forget_sources
+    calls = []
+
+    def compile_edited(self, request, **named):
+        calls.append(request.key.digest)
+        if len(calls) == 1:
+            raise SourceChanged("edited")
+        return real(self, request, **named)
+
+    def forget(self):
+        real_forget(self)
+        self.options = {"LINEINFO": "1"}  # stands for the edit: another key from now on
+
+    monkeypatch.setattr(SingleFlight, "_compile", compile_edited)
+    monkeypatch.setattr(Service, "forget_sources", forget)
+    report = _service(settings, mode="verify").ensure(wanted)
+    assert (report.failed, report.compiled) == (0, 1), report.kernels[0].error
+    assert len(set(calls)) == 2
+
+
+def test_an_entry_that_cannot_be_opened_and_not_be_rebuilt_fails_alone(settings, tmp_path, monkeypatch):
+    from muse_jit.errors import LoadError
+    from muse_jit.loader import kernel as loader
+
+    wanted = _toys(tmp_path, [1, 2])
+    _service(settings).ensure(wanted)
+    real = loader.load
+
+    def load(entry, artifact, runtime):
+        if entry.key["constants"]["value"] == 1:
+            raise LoadError("it cannot be opened")
+        return real(entry, artifact, runtime)
+
+    monkeypatch.setattr(loader, "load", load)
+    monkeypatch.setenv("PATH", str(tmp_path))  # and there is no linker
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    service = _service(settings)
+    report = service.ensure(wanted)
+    assert [k.status for k in report.kernels] == ["failed", "hit"]
+    assert service.get(wanted[1])() == 2
+
+
+def test_a_rank_that_raises_leaves_no_other_waiting(settings, tmp_path, monkeypatch):
+    class Alone:
+        calls = 0
+
+        def gather(self, value):
+            self.calls += 1
+            return [value]
+
+    peers = {}
+    for name in ("fine", "raises"):
+        peers[name] = Alone()
+        if name == "raises":
+            monkeypatch.setenv("PATH", str(tmp_path))
+            monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+            with pytest.raises(Exception, match="no linker"):
+                _service(settings).ensure(_toys(tmp_path, [2]), peers=peers[name])
+        else:
+            _service(settings).ensure(_toys(tmp_path, [1]), peers=peers[name])
+    assert peers["fine"].calls == peers["raises"].calls == 3
+
+
+def test_a_forced_compile_that_cannot_be_stored_leaves_the_entry_there(settings, tmp_path, monkeypatch):
+    from muse_jit.store.layout import Layout
+
+    (constants,) = wanted = _toys(tmp_path, [1])
+    _service(settings).ensure(wanted)
+
+    def full(self, path, data):
+        raise OSError(28, "No space left on device")
+
+    service = _service(settings)
+    monkeypatch.setattr(Layout, "write_new", full)
+    assert service.obtain(constants, force=True).not_stored
+    monkeypatch.undo()
+    assert _service(settings, mode="forbid").get(constants)() == 1
+
+
+def test_what_this_machine_lacks_is_not_blamed_on_an_entry(settings, tmp_path, monkeypatch):
+    from muse_jit.errors import LoadError
+
+    (constants,) = wanted = _toys(tmp_path, [1])
+    _service(settings).ensure(wanted)
+    service = _service(settings)
+    service._open_runtime()
+
+    def none_left(name, flags):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pytest.raises(LoadError, match="Too many open files"):
+        service.get(constants)
+    monkeypatch.undo()
+    assert _service(settings, mode="forbid").get(constants)() == 1
+    assert not list((tmp_path / "cache").glob("set-aside-v1/*"))

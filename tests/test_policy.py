@@ -25,6 +25,12 @@ def constants(tmp_path):
     return toy.ToyConstants(value=5, count_file=str(tmp_path / "count"))
 
 
+def _after_warmup(command_line):
+    """The arguments of a `muse-jit warmup` that a message prints, whatever variables stand before it."""
+    words = shlex.split(command_line)
+    return words[words.index("warmup") + 1 :]
+
+
 def _service(settings, **options):
     return JitService("sm_90a", settings.with_options(**options))
 
@@ -65,8 +71,8 @@ def test_the_command_in_the_guards_message_prevents_it(settings, constants, tmp_
     with pytest.raises(CompileDuringCapture) as caught:
         service.get(constants)
     capturing.now = False
-    _, *words = shlex.split(str(caught.value).partition("filled with: ")[2].partition(" [constants: ")[0])
-    code, out, err = command("muse-jit", *words, before="from support import toy")
+    words = _after_warmup(str(caught.value).partition("filled with: ")[2].partition(" [constants: ")[0])
+    code, out, err = command("muse-jit", "warmup", *words, before="from support import toy")
     assert (code, "1 compiled" in out) == (0, True), err
     assert service.get(constants)() == 5
 
@@ -144,7 +150,7 @@ def test_verify_refuses_what_is_not_what_it_compiles_to_and_leaves_it_there(sett
     assert report.failed == 1
     assert "is not what compiling it gives now" in report.kernels[0].error
     assert service.find(constants).artifact.endswith(b"\0")
-    _, *words = shlex.split(str(caught.value).partition("replace it with: ")[2])
-    code, _, err = command("muse-jit", *words, before="from support import toy")
+    words = _after_warmup(str(caught.value).partition("replace it with: ")[2])
+    code, _, err = command("muse-jit", "warmup", *words, before="from support import toy")
     assert code == 0, err
     assert _service(settings, mode="verify").get(constants)() == 5

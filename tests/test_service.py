@@ -21,6 +21,12 @@ from muse_jit.store.lookup import Hit, Miss, Reason
 pytestmark = pytest.mark.processes
 
 
+def _after_warmup(command_line):
+    """The arguments of a `muse-jit warmup` that a message prints, whatever variables stand before it."""
+    words = shlex.split(command_line)
+    return words[words.index("warmup") + 1 :]
+
+
 def _service(settings, **options):
     return JitService("sm_90a", settings.with_options(**options))
 
@@ -281,11 +287,13 @@ def test_a_failed_compile_keeps_its_log_and_leaves_nothing_to_hit(settings):
 
 def test_forbid_prints_the_command_that_would_have_filled_the_cache(settings, constants, tmp_path):
     service = _service(settings, mode="forbid")
-    with pytest.raises(MissForbidden, match=r"\(absent\) and compiling is forbidden.*muse-jit warmup --cuda") as caught:
+    with pytest.raises(
+        MissForbidden, match=r"\(absent\) and compiling is forbidden.*env MUSE_JIT_MODE=auto muse-jit warmup"
+    ) as caught:
         service.get(constants)
     assert toy.compiles(tmp_path / "count") == 0
-    _, *words = shlex.split(str(caught.value).partition("fill it with: ")[2].partition(" [constants: ")[0])
-    code, _, err = command("muse-jit", *words, before="from support import toy")
+    words = _after_warmup(str(caught.value).partition("fill it with: ")[2].partition(" [constants: ")[0])
+    code, _, err = command("muse-jit", "warmup", *words, before="from support import toy")
     assert code == 0, err
     assert service.get(constants)() == 5
 

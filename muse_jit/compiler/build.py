@@ -66,12 +66,17 @@ def build(
         "linker": linker,
         "runtime_library": runtime_library,
     }
-    with tempfile.TemporaryDirectory(prefix="muse_jit-", ignore_cleanup_errors=True) as folder:
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="muse_jit-", ignore_cleanup_errors=True) as folder:
             done = run_worker(request, folder, as_environment(key.options), timeout)
-        except CompileError as error:
-            message = f"{family.name} for {key.target} did not compile: {error} [constants: {constants}]"
-            raise type(error)(message, error.log) from None
-        with open(done.library_path, "rb") as file:
-            artifact = file.read()
+            with open(done.library_path, "rb") as file:
+                artifact = file.read()
+    except CompileError as error:
+        message = f"{family.name} for {key.target} did not compile: {error} [constants: {constants}]"
+        raise type(error)(message, error.log) from None
+    except (
+        OSError
+    ) as error:  # no room for its folder, no descriptor, no process: this kernel's trouble, not the start's
+        message = f"{family.name} for {key.target} cannot be compiled here: {error} [constants: {constants}]"
+        raise CompileError(message) from None
     return Built(artifact, done.spans, resources(artifact))

@@ -7,6 +7,7 @@ server in general. After a fork the child starts its own; the server notices whe
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from typing import BinaryIO
 
-from muse_jit.errors import CompileError
+from muse_jit.errors import CompileEnded, CompileError
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server.py")
 _GRACE = 5.0
@@ -31,17 +33,22 @@ class _Server:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ended = False
         self.log = _log_file()
-        with theirs:
+        self._start(theirs, environment, config)
+
+    def _start(self, theirs: socket.socket, environment: Mapping[str, str], config: str) -> None:
+        with contextlib.ExitStack() as stack, theirs:
+            stack.callback(self.forget)  # unless it starts
             self.process = subprocess.Popen(
                 [sys.executable, "-I", _SERVER, str(theirs.fileno()), str(os.getpid()), config],
                 stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
+                stdout=self.log.fileno(),
+                stderr=self.log.fileno(),
                 cwd="/",
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal reaches the caller, which ends the workers in order
             )
+            stack.pop_all()
 
     def run(self, folder: str, timeout: float) -> int | None:
         """Have a worker do the request in `folder`; its wait status, or None if it had to be ended at `timeout`.
@@ -60,7 +67,7 @@ class _Server:
             if status is None:
                 ours.shutdown(socket.SHUT_WR)  # which tells the server, whoever else has a copy of this end
                 if self._answer(ours, _GRACE) is None:
-                    self.end()
+                    self.kill()  # its other workers' kernels are not to blame: they get another server
             return status
 
     def _answer(self, ours: socket.socket, timeout: float) -> int | None:
@@ -73,36 +80,41 @@ class _Server:
             raise ServerGone(str(error)) from None
         if not data:
             raise ServerGone(self.last_words())
+        if not data.isdigit():
+            raise CompileError(f"the compile server could not start a worker: {data.decode('utf-8', 'replace')}")
         return int(data)
 
     def last_words(self) -> str:
         """What a server that died printed."""
-        with contextlib.suppress(OSError):
-            return os.pread(self.log, 1 << 16, 0).decode("utf-8", "replace").strip()
+        with contextlib.suppress(OSError, ValueError):
+            return os.pread(self.log.fileno(), 1 << 16, 0).decode("utf-8", "replace").strip()
         return ""
 
     def end(self) -> None:
-        """End the server and with it, through their parent's death signal, its workers."""
+        """End the server because nobody wants its workers' kernels any more."""
         self.ended = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.kill()
         self.forget()
 
+    def kill(self) -> None:
+        """End the server and with it, through their parent's death signal, its workers."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
     def forget(self) -> None:
-        """Close this process's ends."""
+        """Close this process's ends; again is fine, for these are objects and no numbers."""
         self.control.close()
-        with contextlib.suppress(OSError):
-            os.close(self.log)
+        self.log.close()
 
 
-def _log_file() -> int:
-    """A descriptor for what a server prints: a file without a name, or nothing where none can be made."""
+def _log_file() -> BinaryIO:
+    """For what a server prints: a file without a name, or nothing where none can be made."""
     try:
-        with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+        return tempfile.TemporaryFile(buffering=0)
     except OSError:
-        return os.open(os.devnull, os.O_RDWR)
+        return open(os.devnull, "r+b", buffering=0)
 
 
 _state = threading.Lock()
@@ -128,13 +140,10 @@ def run_in_fork(
             return server.run(folder, timeout)
         except ServerGone as gone:
             if server.ended:
-                raise CompileError("the compile was ended") from None
+                raise CompileEnded("the compile was ended") from None
             words = str(gone)
             _drop(server)
-            # Started again from scratch: the first worker may have left something.
-            for name in os.listdir(folder):
-                if name not in ("request.json", "log"):
-                    os.unlink(os.path.join(folder, name))
+            _clear(folder)
     raise CompileError(f"the compile server died twice{f': {words.splitlines()[-1]}' if words else ''}", words)
 
 
@@ -158,16 +167,24 @@ def _server(environment: Mapping[str, str], config: str) -> _Server:
         return server
 
 
+def _clear(folder: str) -> None:
+    """Started again from scratch: the first worker may have left something, and what it started may still clean up."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name not in ("request.json", "log"):
+                path = os.path.join(folder, name)
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
 def _drop(server: _Server) -> None:
     with _state:
         for key in [k for k, s in _servers.items() if s is server]:
             del _servers[key]
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.process.wait(_GRACE)
-    if server.process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(server.process.pid, signal.SIGKILL)
-        server.process.wait()
+    server.kill()
     server.forget()
 
 

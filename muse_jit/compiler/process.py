@@ -112,6 +112,9 @@ def _describe_exit(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
     hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"

@@ -59,6 +59,7 @@ class Server:
                 key.data()
             if os.getppid() != self.parent:
                 self._end_all()
+            self._reap()  # whatever became of the wake-up
             if self.workers:
                 last_busy = time.monotonic()
             elif time.monotonic() - last_busy > IDLE_SECONDS:
@@ -72,7 +73,8 @@ class Server:
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"the compile server cannot fork: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                client.send(str(error).encode())
             client.close()
             return
         if pid == 0:
@@ -143,6 +145,7 @@ def _load_worker() -> ModuleType:
 
 def main() -> None:
     """Import what is to be imported once, then serve."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the caller's may keep SIGCHLD away, and is the workers' too
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     config: dict[str, Any] = json.loads(sys.argv[3])
     worker = _load_worker()

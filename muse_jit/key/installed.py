@@ -38,13 +38,15 @@ class Distribution:
         except OSError:
             return None
 
-    def recorded_hashes(self) -> dict[str, str] | None:
-        """Relative path to "sha256=..." as RECORD gives it; None where there is no RECORD."""
-        try:
-            with open(os.path.join(self.info, "RECORD"), encoding="utf-8") as file:
-                rows = [line.rstrip("\n").rsplit(",", 2) for line in file]
-        except OSError:
+    def recorded_hashes(self, record: bytes | None = None) -> dict[str, str] | None:
+        """Relative path to "sha256=..." as RECORD gives it; None where there is no RECORD.
+
+        `record` are its bytes, where they have been read.
+        """
+        record = self.record() if record is None else record
+        if record is None:
             return None
+        rows = [line.rsplit(",", 2) for line in record.decode("utf-8").splitlines()]
         return {row[0]: row[1] for row in rows if len(row) == 3 and row[1]}
 
     def installed_hashes(self, relatives: Iterator[str] | list[str]) -> dict[str, str]:

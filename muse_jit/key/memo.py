@@ -6,8 +6,13 @@ the computing. It takes 11 of 17 ms off the keys of a warm start (2-core machine
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+VERSION = 1
+"""Of what is computed: a change of `source._parsed`, `toolchain._read_identity` or `_read_abi` gets a new number. The
+Python version counts as well: the syntax tree is its own, and results should agree, but need not be believed to."""
 
 
 class Memo:
@@ -19,7 +24,7 @@ class Memo:
 
     def get(self, kind: str, data: bytes, compute: Callable[[], Any]) -> Any:
         """The result for `data`; `kind` says of which computation. Results are what JSON can hold."""
-        name = f"{kind} {hashlib.sha256(data).hexdigest()}"
+        name = f"{kind} {VERSION} {sys.version_info[0]}.{sys.version_info[1]} {hashlib.sha256(data).hexdigest()}"
         value = self.known.get(name, self.new.get(name))
         if value is None:
             value = self.new[name] = compute()

@@ -176,13 +176,15 @@ def _identity(dist: Distribution, cuda: int, check: str, modified: list[str], me
     record = dist.record()
     if record is None or check == "bytes":
         return _read_identity(dist, cuda, check, modified)
-    identity = memo.get(f"record cu{cuda}", record, lambda: _read_identity(dist, cuda, check, modified))
+    identity = memo.get(f"record cu{cuda}", record, lambda: _read_identity(dist, cuda, check, modified, record))
     return {**identity, "version": dist.version}
 
 
-def _read_identity(dist: Distribution, cuda: int, check: str, modified: list[str]) -> dict[str, str]:
+def _read_identity(
+    dist: Distribution, cuda: int, check: str, modified: list[str], record: bytes | None = None
+) -> dict[str, str]:
     runtime = f"nvidia_cutlass_dsl/cu{cuda}/lib/{RUNTIME_LIBRARY}"  # the wheel has link stubs of this name elsewhere
-    recorded = dist.recorded_hashes()
+    recorded = dist.recorded_hashes(record)
     names = recorded if recorded is not None else _walk(dist)
     counting = sorted(name for name in names if name == runtime or _is_source(name))
     hashes = recorded or {}

@@ -9,6 +9,7 @@ graph that uses it may be captured or replayed.
 import contextlib
 import contextvars
 import ctypes
+import errno
 import itertools
 import os
 import re
@@ -21,6 +22,9 @@ import tvm_ffi
 
 from muse_jit.errors import LoadError
 from muse_jit.store.entry import Entry
+
+_SHORT_OF = tuple(os.strerror(code) for code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""What the dynamic loader says where this machine, and not the library, is the reason."""
 
 _state = threading.Lock()
 _preloaded: dict[str, ctypes.CDLL] = {}
@@ -101,8 +105,9 @@ def _open(artifact: bytes, name: str) -> tuple[Any, str]:
     The path must be new each time: the dynamic loader takes an equal path for the same library. It should end in
     .so, by which tvm_ffi chooses its reader, and carry the kernel's name, which debuggers and profilers then show.
     """
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    descriptor = -1
     try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(artifact)
         target = f"/proc/self/fd/{descriptor}"
@@ -117,7 +122,8 @@ def _open(artifact: bytes, name: str) -> tuple[Any, str]:
     except Exception as error:
         # tvm_ffi raises RuntimeError with the dynamic loader's message: a path that is gone by the time it is read.
         text = re.sub(r"\S*muse_jit-\S*?/(\S+\.so)|/proc/self/fd/\d+", name, str(error))
-        raise LoadError(f"{name} cannot be opened: {' '.join(text.split())}") from None
+        machine = isinstance(error, OSError) or any(words in text for words in _SHORT_OF)
+        raise LoadError(f"{name} cannot be opened: {' '.join(text.split())}", machine=machine) from None
     finally:
         if descriptor >= 0:
             os.close(descriptor)

@@ -53,8 +53,9 @@ class Failure:
     host: str
 
     def answers(self, since: float) -> bool:
-        """Whether it happened after `since` (by this process's monotonic clock), on this host."""
-        return self.host == socket.gethostname() and self.clock >= since
+        """Whether it happened after `since` (by this process's monotonic clock), on this host, since it was started:
+        after a reboot the clock begins anew, and an old failure would lie ahead of every request."""
+        return self.host == socket.gethostname() and since <= self.clock <= time.monotonic()
 
 
 @dataclasses.dataclass

@@ -25,8 +25,10 @@ _RECORDS_BYTES = 1 << 20  # a record has 1.5 KiB
 _RECORDS_TRIES = 40  # of lock.POLL_SECONDS: the lock is held for one small write
 
 
-def publish(layout: Layout, entry: Entry, artifact: bytes) -> Entry:
+def publish(layout: Layout, entry: Entry, artifact: bytes, replaced: Miss | None = None) -> Entry:
     """Store one entry. Returns what is stored afterwards: this entry, or a valid one that was there first.
+
+    `replaced` is the entry that this one is to replace, however sound: set aside right before the rename.
 
     Raises:
         OSError: it could not be stored (no space, no permission, ...); nothing of it is left behind.
@@ -42,6 +44,8 @@ def publish(layout: Layout, entry: Entry, artifact: bytes) -> Entry:
         layout.write_new(os.path.join(staging, MANIFEST), entry.to_json())
         flush_folder(staging)
         layout.make_parents(final)
+        if replaced is not None:
+            set_aside(layout, entry.digest, replaced)
         return _commit(layout, entry, staging, final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

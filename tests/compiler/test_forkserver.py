@@ -192,3 +192,72 @@ def test_a_server_ends_with_its_parent_also_where_a_child_of_it_lives_on(setting
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
+
+
+def test_no_descriptor_of_somebody_else_is_closed(settings, tmp_path):
+    """A server that stopped is dropped at the time-out, and asked for again: its numbers may be others' by then."""
+    service = _service(settings.with_options(compile_timeout=1.0))
+    service.obtain(_toy(tmp_path, 1))
+    (server,) = forkserver._servers.values()
+    log = server.log.fileno()
+    os.kill(server.process.pid, signal.SIGSTOP)
+    with pytest.raises(CompileError, match="did not finish"):
+        service.obtain(_toy(tmp_path, 2))
+    forkserver._drop(server)
+    mine = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+    try:
+        assert log in mine
+        forkserver._drop(server)
+        service.obtain(_toy(tmp_path, 3))
+        assert [os.fstat(descriptor).st_rdev for descriptor in mine] == [os.stat(os.devnull).st_rdev] * 8
+    finally:
+        for descriptor in mine:
+            os.close(descriptor)
+
+
+def test_a_server_that_stopped_fails_the_kernel_that_timed_out_and_no_other(settings, tmp_path):
+    results = {}
+
+    def work(value, timeout, seconds):
+        service = _service(settings.with_options(compile_timeout=timeout, workers=4))
+        try:
+            results[value] = service.obtain(_toy(tmp_path, value, seconds=seconds)).status
+        except CompileError as error:
+            results[value] = str(error)
+
+    _service(settings).obtain(_toy(tmp_path, 0))
+    (server,) = forkserver._servers.values()
+    threads = [threading.Thread(target=work, args=a) for a in ((1, 1.0, 30.0), (2, 60.0, 0.5))]
+    for thread in threads:
+        thread.start()
+    assert _until(lambda: toy.compiles(tmp_path / "count") == 3)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    for thread in threads:
+        thread.join(60)
+    assert "did not finish within 1 s" in results[1]
+    assert results[2] == "compiled"
+
+
+def test_what_a_dead_worker_left_is_cleared_also_where_it_is_a_folder(tmp_path):
+    for name in ("request.json", "log", "kernel.o"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "dump" / "deep").mkdir(parents=True)
+    forkserver._clear(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "request.json"]
+    forkserver._clear(str(tmp_path / "gone"))
+
+
+def test_a_caller_that_blocks_signals_gets_its_kernel(settings, tmp_path):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        service = _service(settings.with_options(compile_timeout=20.0))
+        assert service.obtain(_toy(tmp_path, 1)).status == "compiled"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def test_trouble_of_this_machine_fails_one_kernel_with_its_name(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    report = _service(settings).ensure([_toy(tmp_path, 1)])
+    assert report.failed == 1
+    assert "toy for sm_90a, CUDA 13, x86_64 cannot be compiled here: [Errno 2]" in report.kernels[0].error

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -7,7 +8,7 @@ from support.entries import key
 from support.process import run, start
 
 from muse_jit.store.layout import Layout
-from muse_jit.store.lock import LockTimeout, hold
+from muse_jit.store.lock import Failure, LockTimeout, hold
 
 HOLDER = """
 import sys, time
@@ -136,3 +137,13 @@ def test_another_error_is_raised_and_not_taken_for_a_held_lock(layout, monkeypat
     monkeypatch.setattr(lock_module, "FileLock", Full)
     with pytest.raises(OSError, match="No space left"), hold(layout, key().digest, "one", 60.0):
         pass
+
+
+def test_a_failure_from_before_a_reboot_answers_nobody():
+    """The clock begins anew then: an old failure lies ahead of every request."""
+    now = time.monotonic()
+    host = socket.gethostname()
+    assert Failure("m", "", now, host).answers(now - 1.0)
+    assert not Failure("m", "", now - 2.0, host).answers(now - 1.0)
+    assert not Failure("m", "", now + 30 * 86400.0, host).answers(now)
+    assert not Failure("m", "", now, "elsewhere").answers(now - 1.0)
