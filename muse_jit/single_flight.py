@@ -52,6 +52,7 @@ class SingleFlight:
         self.counters, self.trouble = counters, trouble
         self.stores = settings.mode not in ("off", "readonly")
         self._published = 0
+        self._limit: int | None = None
 
     def build(
         self,
@@ -192,7 +193,9 @@ class SingleFlight:
         from muse_jit.compiler.limits import worker_limit
         from muse_jit.compiler.slots import private_layout, worker_slot
 
-        limit = self.settings.workers or worker_limit()
+        # Asked once: the memory of the workers that run is not free any more, and their places count already.
+        self._limit = self._limit or self.settings.workers or worker_limit()
+        limit = self._limit
         got = True  # also where nobody can keep count
         with contextlib.ExitStack() as stack:
             for layout in (self.layout, private_layout()) if self.stores else (private_layout(),):
