@@ -45,11 +45,11 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
         # The share of this host first; after the others have done theirs, whatever is missing all the same.
         share = _share(service, missing, peers)
         try:
-            _fill(service, share)
+            _fill(share)
         finally:
             peers.gather("filled")  # also by a rank that raises: the others wait here
         missing = look_up_all([item for item in missing if not item.settled])
-    _fill(service, missing)
+    _fill(missing)
     from muse_jit.loader.kernel import several
 
     with several():
@@ -63,12 +63,11 @@ def ensure(service: "JitService", wanted: Sequence[ConstantSet], peers: Peers | 
     return report
 
 
-def _fill(service: "JitService", missing: list[Wanted]) -> None:
+def _fill(missing: list[Wanted]) -> None:
     if missing:
-        from muse_jit.compiler.limits import worker_limit
         from muse_jit.fill import fill
 
-        fill(missing, jobs=service.settings.workers or worker_limit())
+        fill(missing)
 
 
 def _known(service: "JitService", constants: ConstantSet) -> KernelReport:

@@ -4,8 +4,7 @@ Each process takes what its look-up did not find and nobody else is compiling: t
 waiting, under one of the places for workers that all processes of a host share. So N ranks that start at once split
 the work, no more workers run than the host bears, and only a rank that got a place starts a compiler: as a rule one,
 which takes all places. The others watch the cache and take what they find published. A rank that dies frees its locks
-and its places, and the next one goes on.
-Nothing is decided beforehand, so nobody waits for a rank that is late.
+and its places, and the next one goes on. Nothing is decided beforehand, so nobody waits for a rank that is late.
 """
 
 import contextlib
@@ -32,19 +31,16 @@ RETRY_SECONDS = 0.1
 def fill(
     missing: Sequence[Wanted],
     *,
-    jobs: int,
     force: bool = False,
     on_change: Callable[[Wanted], None] = lambda item: None,
 ) -> None:
     """Settle what a look-up left: stored, or failed with its error. `on_change` is called when one begins or ends.
 
-    `jobs` bounds the workers of this process; those of the host are bounded by the places.
-
     Raises:
         LinkerMissing: nothing can be compiled on this machine.
         KeyboardInterrupt: after all workers were ended; what was finished is in the cache.
     """
-    crew = _Crew(list(missing), jobs, force, on_change)
+    crew = _Crew(list(missing), force, on_change)
     try:
         crew.run()
     except BaseException:
@@ -56,10 +52,11 @@ def fill(
 class _Crew:
     """The threads of one `fill`: each has a worker's place and compiles what it can claim, one after another."""
 
-    def __init__(self, missing: list[Wanted], jobs: int, force: bool, on_change: Callable[[Wanted], None]) -> None:
+    def __init__(self, missing: list[Wanted], force: bool, on_change: Callable[[Wanted], None]) -> None:
         self.open = missing
         """What nobody here has in hand; guarded by `state`, like everything below."""
-        self.jobs, self.force, self.on_change = jobs, force, on_change
+        self.force, self.on_change = force, on_change
+        self.jobs = missing[0].service.flight.limit
         self.state = threading.Condition()
         self.threads = 0
         self.retry_at = 0.0

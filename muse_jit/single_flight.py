@@ -184,24 +184,32 @@ class SingleFlight:
                 request.spans.add("wait", asked)
             yield held
 
+    @property
+    def limit(self) -> int:
+        """How many workers may run on this host at a time.
+
+        Asked once: the memory of the workers that run is not free any more, and their places count already.
+        """
+        if self._limit is None:
+            from muse_jit.compiler.limits import worker_limit
+
+            self._limit = self.settings.workers or worker_limit()
+        return self._limit
+
     @contextlib.contextmanager
     def place(self, patience: float, *, only_first: bool = False) -> Iterator[bool]:
         """One of the places for compile workers that all processes of this host share; whether one was got in time.
 
         `only_first`: see `worker_slot`.
         """
-        from muse_jit.compiler.limits import worker_limit
         from muse_jit.compiler.slots import private_layout, worker_slot
 
-        # Asked once: the memory of the workers that run is not free any more, and their places count already.
-        self._limit = self._limit or self.settings.workers or worker_limit()
-        limit = self._limit
         got = True  # also where nobody can keep count
         with contextlib.ExitStack() as stack:
             for layout in (self.layout, private_layout()) if self.stores else (private_layout(),):
                 try:
                     layout.create()  # which refuses a folder that others can write to
-                    got = stack.enter_context(worker_slot(layout, limit, patience, only_first=only_first))
+                    got = stack.enter_context(worker_slot(layout, self.limit, patience, only_first=only_first))
                     break
                 except (OSError, CacheUnusable):
                     continue

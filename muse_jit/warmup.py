@@ -7,7 +7,6 @@ and started again does only what is missing. Several warm-ups of one folder shar
 import time
 from collections.abc import Callable
 
-from muse_jit.compiler.limits import worker_limit
 from muse_jit.errors import CacheUnusable, ToolchainError
 from muse_jit.fill import fill
 from muse_jit.plan import Plan
@@ -58,6 +57,6 @@ def warm_up(
         for item in missing:
             on_change(item)
     elif missing:
-        fill(missing, jobs=settings.workers or worker_limit(), force=force, on_change=on_change)
+        fill(missing, force=force, on_change=on_change)
     kernels = tuple(item.report() for item in wanted)
     return Report(kernels, time.monotonic() - started, first.layout.root, plan.unavailable)

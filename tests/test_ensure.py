@@ -167,18 +167,20 @@ def test_a_rank_that_is_killed_in_the_middle_costs_one_compile_at_most(settings,
     assert 6 <= toy.compiles(tmp_path / "count") <= 8  # two were under way
 
 
-def test_a_rank_that_stopped_is_passed_by(settings, tmp_path):
-    """It compiles and never publishes: after the stall limit one of those who wait takes its key over."""
-    variables = {**homes(settings), "MUSE_JIT_WORKERS": 3}
-    victim = start(
-        SERVICE + _code(tmp_path, numbers=[0], seconds=0.5).replace("reach()", ""),
-        block=("cutlass", "torch"),
-        **variables,
-    )
+def _stopped_holder(settings, tmp_path, *, workers):
+    """A rank that holds the lock of key 0 and a worker's place, and stopped."""
+    code = SERVICE + _code(tmp_path, numbers=[0], seconds=0.5).replace("reach()", "")
+    victim = start(code, block=("cutlass", "torch"), **homes(settings), MUSE_JIT_WORKERS=workers)
     deadline = time.monotonic() + 60
     while not (tmp_path / "count").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     victim.send_signal(signal.SIGSTOP)
+    return victim
+
+
+def test_a_rank_that_stopped_is_passed_by(settings, tmp_path):
+    """It compiles and never publishes: after the stall limit one of those who wait takes its key over."""
+    victim = _stopped_holder(settings, tmp_path, workers=3)
     try:
         began = time.monotonic()
         report = _service(settings, stall_limit=1.0, workers=3).ensure(_toys(tmp_path, [0, 5], seconds=0.5))
@@ -395,15 +397,7 @@ def test_who_takes_over_keeps_the_place_it_has(settings, tmp_path, monkeypatch):
     import muse_jit.single_flight
 
     monkeypatch.setattr(muse_jit.single_flight, "SLOT_SECONDS", 30.0)
-    victim = start(
-        SERVICE + _code(tmp_path, numbers=[0], seconds=0.5).replace("reach()", ""),
-        block=("cutlass", "torch"),
-        **{**homes(settings), "MUSE_JIT_WORKERS": 2},
-    )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "count").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGSTOP)
+    victim = _stopped_holder(settings, tmp_path, workers=2)
     try:
         began = time.monotonic()
         report = _service(settings, stall_limit=1.0, workers=2).ensure(_toys(tmp_path, [0], seconds=0.5))

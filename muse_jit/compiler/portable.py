@@ -8,11 +8,9 @@ architecture. It is launch code: nothing in it gains from wider registers.
 
 from typing import Any
 
-_BASELINE = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
+from muse_jit.key.kernel_key import STATE_SYMBOL
 
-STATE_SYMBOL = "muse_jit_cuda_state"
-"""The global that holds a library's GPU module, renamed and exported so that a kernel can be prepared without being
-launched (see `loader.prepare`).."""
+_BASELINE = {"x86_64": ("x86-64", "+sse2"), "aarch64": ("generic", "+neon")}
 
 
 def make_portable(compiled: Any, host: str) -> None:

@@ -16,6 +16,10 @@ RECIPE = 2
 in a kernel's source. A change that changes the bytes gets a new number."""
 
 
+STATE_SYMBOL = "muse_jit_cuda_state"
+"""Name of the global that holds a library's GPU module: exported where it is compiled, read where it is prepared."""
+
+
 def symbol_of(digest: KeyDigest) -> str:
     """Name of the exported function in the library of a key: unique per key, so that a backtrace tells them apart."""
     return f"muse_jit_{digest[:16]}"

@@ -12,10 +12,10 @@ import os
 from typing import Any
 
 from muse_jit.errors import CompileDuringCapture, LoadError
+from muse_jit.key.kernel_key import STATE_SYMBOL
 from muse_jit.key.target import ARCHES
 from muse_jit.loader.capture import is_capturing
 
-STATE_SYMBOL = "muse_jit_cuda_state"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 

@@ -6,6 +6,7 @@ import torch
 
 from muse_jit.errors import CompileDuringCapture
 from muse_jit.key.target import arch_of_capability
+from muse_jit.loader.capture import is_capturing
 from muse_jit.service import JitService
 
 
@@ -34,7 +35,7 @@ def assert_not_capturing(what: str) -> None:
     Raises:
         CompileDuringCapture: naming the object, which must be made before the capture.
     """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         raise CompileDuringCapture(f"{what} is being made during a CUDA graph capture; make it before the capture")
 
 
