@@ -11,7 +11,9 @@ from typing import Any
 
 from muse_jit.constants.base import ConstantSet
 from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.constants.gemm_shapes import OPROJ, gemm_constants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import ConstantsError, UsageError
 from muse_jit.kernels.registry import family_named
 from muse_jit.key.target import check_arch
@@ -130,6 +132,8 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
     for family in _BOUNDARY[tp]:
         if family == "dual_norm":
             kernels += [Planned(attention_boundary(deployment, arch), arch) for arch in checked]
+        elif family == "small_m_gemm":
+            kernels += [Planned(constants, arch) for arch in checked for constants in o_proj_gemm(deployment, arch)]
         else:
             unavailable.append((family, "this version cannot build it yet"))
     origin = {
@@ -183,6 +187,13 @@ def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
         release_early=deployment.pdl,
         order=FLASHINFER_ORDER if arch in FLASHINFER_ARCHES else deployment.order,
     )
+
+
+def o_proj_gemm(deployment: Deployment, arch: str) -> tuple[SmallMGemmConstants, ...]:
+    """The GEMM of a rank's o_proj, x [b, heads * head_dim / TP] to [b, hidden]: one for each bucket of the rows."""
+    model = deployment.model
+    k = model.num_attention_heads // deployment.tp * model.head_dim
+    return gemm_constants(model.hidden_size, k, deployment.rows, arch, pdl=deployment.pdl, shape=OPROJ)
 
 
 def read_model(path: str) -> ModelConfig:

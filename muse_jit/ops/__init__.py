@@ -8,6 +8,7 @@ row_norm            RowNorm
 layer_front         LayerFront
 dual_norm           DualNorm, standalone_dual_norm
 attention_boundary  AttentionBoundary, fused_all_reduce, producer_mailbox
+unpooler            Unpooler, OPROJ, UNPOOLER: the package's small-M GEMM
 o_projection        OProjection
 
 Everything compiles or loads when an object is made, before any CUDA graph capture; `run` and `launch` are capturable
