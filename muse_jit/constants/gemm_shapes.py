@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from muse_jit.constants.small_m_gemm import K_BLOCK, M_TILE, N_TILE, SHARED_BYTES, WARP, GemmShape, SmallMGemmConstants
+from muse_jit.constants.small_m_gemm import K_BLOCK, M_TILE, SHARED_BYTES, GemmShape, SmallMGemmConstants
 from muse_jit.errors import ConstantsError
 
 logger = logging.getLogger("muse_jit")
@@ -29,9 +29,6 @@ BUCKETS = (8, 16, 32, 64)
 
 SMS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148, "sm_120a": 170}
 """SMs of the architecture's usual GPU. Only untuned shapes go by it; on another GPU they are as valid."""
-
-_REGISTERS = 65536  # of an SM
-_IN_FLIGHT = 128 << 10  # bytes of the weight on their way to one SM, beyond which more is not better
 
 
 class ByRows(NamedTuple):
@@ -152,7 +149,7 @@ def default_shape(n: int, k: int, bucket: int, arch: str) -> GemmShape:
     """A valid shape for any n that is a multiple of 16 and k that is one of 32.
 
     The busiest SM is to read as few rows of the weight as possible; among equals fewer, larger blocks win, since each
-    reads x again, and then more of the weight on the way.
+    reads x again.
 
     Raises:
         ConstantsError: (a ValueError) another n or k, naming it, or an unknown architecture.
@@ -163,37 +160,42 @@ def default_shape(n: int, k: int, bucket: int, arch: str) -> GemmShape:
         if value < 1 or value % step:
             raise ConstantsError(f"{name} is {value}; the small-M GEMM needs a positive multiple of {step}")
     best: tuple[tuple[int, ...], GemmShape] | None = None
-    for tile_n, m_tiles, warps in itertools.product((16, 32, 64, 128), (1, 2), (1, 2, 4, 8, 16)):
-        shape = _fitted(GemmShape(tile_n, warps, m_tiles, 8), k)
-        try:
-            _constants(n, k, bucket, arch, shape, pdl=True)
-        except ConstantsError:
-            continue
-        worth = _worth(shape, n, bucket, SMS[arch])
-        if best is None or worth < best[0]:
+    for tile_n, m_tiles, warps in itertools.product((16, 32, 64, 128), (1, 2), (1, 2, 4, 8)):
+        shape = _fitted(GemmShape(tile_n, warps, m_tiles), n, k, bucket, arch)
+        worth = _worth(shape, n, bucket, SMS[arch]) if shape is not None else ()
+        if shape is not None and (best is None or worth < best[0]):
             best = worth, shape
     if best is None:
         raise ConstantsError(f"n is {n}, k is {k}; the small-M GEMM has no launch shape for {bucket} rows on {arch}")
     return best[1]
 
 
-def _fitted(shape: GemmShape, k: int) -> GemmShape:
-    """With no more K blocks in flight than a warp has."""
-    slices = max(1, shape.warps * shape.m_tiles * M_TILE // shape.tile_n)
-    blocks = max(1, k // (slices * K_BLOCK))
-    return shape._replace(**{f: min(getattr(shape, f), blocks) for f in shape._fields if f.endswith("depth")})
+def _fitted(shape: GemmShape, n: int, k: int, bucket: int, arch: str) -> GemmShape | None:
+    """With its depths and divisions at their defaults, or all cut to what a short K allows; None where that is none."""
+    for most in (max(shape), 8, 4, 2, 1):
+        fitted = shape._replace(**{name: min(getattr(shape, name), most) for name in shape._fields[3:]})
+        try:
+            _constants(n, k, bucket, arch, fitted, pdl=True)
+        except ConstantsError:
+            continue
+        return fitted
+    return None
 
 
 def _worth(shape: GemmShape, n: int, bucket: int, sms: int) -> tuple[int, ...]:
-    """Smaller is better: whether registers lack, rows of the busiest SM and its blocks, bytes missing in flight."""
-    n_tiles = bucket // N_TILE
-    registers = 8 * shape.m_tiles * shape.depth + n_tiles * (4 * shape.m_tiles + 8) + 32  # weight, sums and x, places
-    threads = shape.warps * WARP
-    each = -(-n // (shape.tile_n * sms))  # blocks of the busiest SM
-    together = max(1, min(each, _REGISTERS // (registers * threads)))
-    in_flight = together * threads * shape.m_tiles * 32 * shape.depth
-    spills = registers > 200 or registers * threads > _REGISTERS
-    return (int(spills), each * shape.tile_n, each, max(0, _IN_FLIGHT - in_flight), shape.warps)
+    """Smaller is better: rows of the busiest SM, its blocks, how far its warps are from 16 tiles, tiles of a warp.
+
+    Sixteen tiles a block is what the first measurements favoured. With many rows of x the sums want the registers, so
+    then a warp has one tile; with few it has two, for fewer reads of x.
+    """
+    each = -(-n // (shape.tile_n * sms))
+    tiles = shape.warps * shape.m_tiles
+    return (
+        each * shape.tile_n,
+        each,
+        max(tiles, 16) // min(tiles, 16),
+        shape.m_tiles if bucket > 16 else -shape.m_tiles,
+    )
 
 
 @functools.cache
