@@ -24,8 +24,8 @@ GUARD = 64
 
 SUMMATION_LIMITS = {"distant": (1.1, 1.5)}
 ROUNDING_LIMITS = (1.01, 1.05)
-"""How much larger than cuBLAS's mean and largest error ours may be. Where the final rounding to BF16 is nearly all of it,
-it is the same rounding; where the error is that of the sums, it is one sample beside another."""
+"""How much larger than cuBLAS's mean and largest error ours may be. Where the final rounding to BF16 is nearly all of
+it, it is the same rounding; where the error is that of the sums, it is one sample beside another."""
 
 
 def _some_rows(c):
