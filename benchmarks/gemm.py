@@ -1,6 +1,7 @@
 """The small-M GEMM against torch.mm on one GPU, alone and behind a norm by dependent launch: errors, then times.
 
     python benchmarks/gemm.py --out benchmarks/results/h200/gemm.json [--rows 1,8] [--sizes 8192x1024] [--replays 60]
+    python benchmarks/gemm.py --markdown benchmarks/results/h200/gemm.json      results as the README's table; no GPU
 
 Everything in one run, by CUDA-graph replay, medians; the graphs of all contenders take turns.
 
@@ -155,13 +156,35 @@ def show(name, found, all_rows):
         print(label.ljust(18), *(f"{found[part][rows][key]:7.2f}" for rows in all_rows), flush=True)
 
 
+def markdown(document):
+    """The README's table of a result file: for each size ours, torch.mm, their ratio and the share of the bandwidth."""
+    rows = list(next(iter(document["sizes"].values()))["alone"])
+    lines = [f"| rows | {' | '.join(rows)} |", "|---" * (len(rows) + 1) + "|"]
+
+    def line(label, part, text):
+        lines.append(f"| {label} | {' | '.join(text(part[count]) for count in rows)} |")
+
+    for name, found in document["sizes"].items():
+        n, k = name.split("x")
+        line(f"[{n}, {k}], ours / torch.mm", found["alone"], lambda v: f"{v['ours']:.2f} / {v['torch.mm']:.2f}")
+        line("ratio, share of the copy", found["alone"], lambda v: f"{v['ratio']:.2f}, {v['share_of_copy']:.0%}")
+        if "chain" in found:
+            both = "norm and ours", "norm and torch.mm"
+            line("behind the norm", found["chain"], lambda v, both=both: " / ".join(f"{v[b]:.2f}" for b in both))
+    return "\n".join(lines)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="RESULT")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in GEMM_SIZES))
     parser.add_argument("--replays", type=int, default=60)
     options = parser.parse_args()
+    if options.markdown:
+        print(markdown(json.loads(options.markdown.read_text())))
+        return
     all_rows = tuple(map(int, options.rows.split(",")))
     rates = bandwidth(options.replays)
     print({name: f"{rate / 1e6:.2f} TB/s" for name, rate in rates.items()}, flush=True)
