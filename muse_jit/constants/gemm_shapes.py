@@ -172,8 +172,8 @@ def default_shape(n: int, k: int, bucket: int, arch: str) -> GemmShape:
 
 def _fitted(shape: GemmShape, n: int, k: int, bucket: int, arch: str) -> GemmShape | None:
     """With its depths and divisions at their defaults, or all cut to what a short K allows; None where that is none."""
-    for most in (max(shape), 8, 4, 2, 1):
-        fitted = shape._replace(**{name: min(getattr(shape, name), most) for name in shape._fields[3:]})
+    for most in (4, 2, 1):
+        fitted = shape._replace(copy_blocks=most, stages=min(most, 2), x_depth=min(most, 2))
         try:
             _constants(n, k, bucket, arch, fitted, pdl=True)
         except ConstantsError:
@@ -243,8 +243,8 @@ def _entry(item: Any) -> Entry:
     shape = item["shape"]
     if not isinstance(shape, dict) or not set(shape) <= set(GemmShape._fields):
         raise ConstantsError(f"shape must have fields of {', '.join(GemmShape._fields)} only")
-    if any(type(value) is not int for value in shape.values()) or not {*GemmShape._fields[:3]} <= set(shape):
-        raise ConstantsError(f"shape must be whole numbers, {', '.join(GemmShape._fields[:3])} at least")
+    if not {*GemmShape._fields[:3]} <= set(shape):
+        raise ConstantsError(f"shape must have {', '.join(GemmShape._fields[:3])} at least")
     for name in ("us", "torch_mm_us"):
         if type(item[name]) not in (int, float) or not 0 < item[name] < math.inf:
             raise ConstantsError(f"{name} is {item[name]!r}; it must be positive microseconds")

@@ -34,6 +34,11 @@ def asm(result: Any, operands: list[Any], text: str, constraints: str, *, side_e
     )
 
 
+def statement(text: str, constraints: str, *operands: Any) -> None:
+    """One inline-assembly statement without a result."""
+    asm(None, list(operands), text, constraints, side_effects=True)
+
+
 def unpack(struct: Any, count: int, kind: Any, wrap: Any) -> list[Any]:
     """The members of what a statement with several outputs returned."""
     return [wrap(llvm.extractvalue(kind, struct, [i])) for i in range(count)]

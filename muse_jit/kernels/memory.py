@@ -65,6 +65,19 @@ def _load_words(base: Int64, offset: int, count: int, inside: Int32 | None) -> l
     return exact.unpack(result, count, T.i32(), Int32) if count > 1 else [Int32(result)]
 
 
+def evict_first() -> Int64:
+    """The L2 cache policy for what is read once, such as weights: the first to go, it leaves the rest of the cache
+    alone. Copies with it are faster themselves, too: 4.15 instead of 3.7 TB/s over a large weight on an H200."""
+    return Int64(exact.asm(T.i64(), [], "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l"))
+
+
+def load_shared(address: Int32, offset: int) -> list[Int32]:
+    """16 bytes of shared memory."""
+    text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+    result = exact.asm(exact.struct_type([T.i32()] * 4), [address], text, "=r,=r,=r,=r,r", side_effects=True)
+    return exact.unpack(result, 4, T.i32(), Int32)
+
+
 def store(base: Int64, offset: int, values: list[Float32], *, bf16: bool, inside: Int32 | None = None) -> None:
     """Consecutive values to global memory at base + offset; BF16 is rounded to nearest even here, once."""
     if bf16:
