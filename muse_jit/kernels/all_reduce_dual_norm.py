@@ -17,11 +17,12 @@ from cutlass.cute.runtime import make_fake_compact_tensor
 
 from muse_jit.constants.all_reduce_dual_norm import AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import WIDTH
+from muse_jit.constants.mailbox import Shape
 from muse_jit.kernels import build as building
 from muse_jit.kernels import exact, memory
 from muse_jit.kernels.dual_norm import BoundaryKernel, Partial, Place, boundary_operands
 from muse_jit.kernels.exact import F32
-from muse_jit.kernels.mailbox import NAN_WORD, Mailbox, Shape, Words, canonical
+from muse_jit.kernels.mailbox import NAN_WORD, Mailbox, Words, canonical
 
 CHUNK = 8
 """Ranks whose sum stock's MNNVL all-reduce begins at +0; with 16 it adds two such sums."""

@@ -38,41 +38,19 @@ a row's generation is FAILED its kernels publish nothing, read nothing, and give
 left behind cannot go on with data of different steps: they all stop, each after its time. Only `reset` ends that.
 """
 
-import dataclasses
 from typing import Any
 
 from cutlass import Int32, Int64
 from cutlass.cutlass_dsl import T
 
+from muse_jit.constants.mailbox import FAILED, GENERATIONS, REPORTED, SENTINEL, Shape
 from muse_jit.kernels import exact
 
-GENERATIONS = 3
-SENTINEL = 0x80008000 - (1 << 32)
-"""Two BF16 -0, as a signed 32-bit number."""
-FAILED = -1
-"""Generation of every row of a rank that gave up."""
 POLLS = 256
 """Polls between two looks at the clock; a power of two."""
 NAN_WORD = 0x7FFF7FFF
-REPORTED = 1 << 30
-"""Set in a status that reports something: generation << 24 | missing rank << 16 | row."""
 
 Words = list[Int32]
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What decides the addresses in a mailbox."""
-
-    tp: int
-    capacity: int
-    width: int
-    transport: str = "peer"
-
-    @property
-    def rank_bytes(self) -> int:
-        """From a rank's slot to the next one's."""
-        return self.capacity * self.width * 2
 
 
 def canonical(word: Int32) -> Int32:
