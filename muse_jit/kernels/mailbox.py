@@ -209,6 +209,7 @@ def _poll_text(shape: Shape, own: bool, timeout_ns: int) -> str:
         f"setp.lt.s32 rare, row, {shape.capacity}; @rare bra fail_${{:uid}};",
         # Who advances the generation of this row must find it failed.
         "fence.acq_rel.gpu;",
-        "done_${:uid}: }",
+        # Lanes that went round a different number of times are one warp again: what follows shuffles.
+        "done_${:uid}: bar.warp.sync -1; }",
     ]
     return "\n".join(lines)
