@@ -48,3 +48,18 @@ def test_sixteen_ranks_are_two_sums_of_eight():
     values[1] = 2.0**-8  # at the tie of BF16: what survives decides the rounding
     assert reduced(values) == 0x3F81
     assert reduced([*values[:8]], "mnnvl") == 0x3F80
+
+
+@pytest.mark.parametrize("order", ["mnnvl", "node-local"])
+@pytest.mark.parametrize("tp", [2, 8, 16])
+def test_the_torch_version_agrees(tp, order):
+    import torch
+    from support.rows import KINDS, rows_of, same_bits
+    from support.stock_sum import stock_sum
+
+    for first in range(len(KINDS)):
+        kinds = [KINDS[(first + p) % len(KINDS)] for p in range(tp)]
+        partials = [rows_of(kind, 3, 512, torch.bfloat16, p, device="cpu") for p, kind in enumerate(kinds)]
+        got = stock_sum(partials, order)
+        wanted = all_reduce.all_reduce([p.float().numpy() for p in partials], order)
+        assert same_bits(got.float(), torch.from_numpy(wanted)) == 0
