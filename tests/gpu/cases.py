@@ -120,8 +120,9 @@ def fused_sets():
     for boundary in BOUNDARIES.values():
         yield from with_publisher(fused(boundary, 2, "mnnvl", published=True))
         yield fused(boundary, 2, "mnnvl", published=False)
-    yield from with_publisher(fused(BOUNDARY, 2, "mnnvl", published=True, timeout_s=WATCHDOG_S))
-    yield fused(BOUNDARY, 2, "mnnvl", published=False, timeout_s=WATCHDOG_S)
+    for tp in (2, 4, 8):
+        yield from with_publisher(fused(BOUNDARY, tp, "mnnvl", published=True, timeout_s=WATCHDOG_S))
+        yield fused(BOUNDARY, tp, "mnnvl", published=False, timeout_s=WATCHDOG_S)
     # benchmarks/all_reduce.py: as they are served.
     for tp, order, published in itertools.product((2, 4, 8), ("mnnvl", "node-local"), (False, True)):
         served = AllReduceDualNormConstants.of(BOUNDARY, tp, order, published=published)
