@@ -166,7 +166,10 @@ def symmetric_input(rank, rows):
 
 
 def contenders(boundaries, fused, stock, rows, published):
-    """Name to a step of all layers; `fused`: boundaries that publish themselves, where `boundaries` do not. The other sides reduce one buffer over and over; values do not change times."""
+    """Name to a step of all layers. `fused`: boundaries that publish themselves, where `boundaries` do not.
+
+    The other sides reduce one buffer over and over; values do not change times.
+    """
     rank, layers = boundaries.rank, range(boundaries.layers)
     reduced = torch.zeros(rows, H, dtype=torch.bfloat16, device=rank.device)
     streams = [torch.zeros(rows, H, device=rank.device) for _ in range(2)]
