@@ -12,10 +12,9 @@ bound alone, behind a kernel that publishes from memory ("copy") or the GEMM tha
 gathered to know what was to be added).
 
 Times: graphs of all layers, whose replays take turns; ranks are brought together before each. Microseconds a layer,
-the median over replays, of the slowest rank. The floor, where nothing but physics is left: a store to the peer and its
-arrival in a poll (about 1 us over NVLink and two L2 caches), the launch, and the dual norm's two dependent sums; it is
-put beside by the time of the dual norm alone, which is everything but the way between the ranks. Bytes do not count:
-64 rows are 1 MiB to each peer, 2.3 us at 450 GB/s, hidden behind one another by half.
+the median over replays, of the slowest rank. The floor is a launch, one round of loads, one store to the farthest peer
+until a poll there sees it, and the dual norm's two dependent sums; "our dual norm alone" is all of that but the way
+between the ranks, or, with many rows and ranks, the bytes: 16 KiB a row to each peer (benchmarks/notes.md).
 """
 
 import argparse
