@@ -20,7 +20,8 @@ Why nothing is overwritten or lost. Write P(s) and C(s) for a rank's publishing 
 2. A slot is not overwritten before it was read and re-armed. Rank p stores P(s + 3) into slots of rank q that q used
    in C(s). p is past C(s + 2), so it has q's P(s + 2), which q began after its C(s + 1) and C(s) had ended, re-arming
    included. Two generations would do: p is past C(s + 1), so it has q's P(s + 1), begun after C(s) had ended. The
-   third is slack of one step: a publisher need not wait for its predecessor's re-arming, only for the one before.
+   third is slack of one step: a publisher need not wait for its predecessor's re-arming, only for the one before
+   (tests/kernels/test_mailbox_protocol.py goes through every interleaving of a few steps).
 3. A slot is not read as new before it is new. C(s) finds in its slots what C(s - 3) of the same rank left there, the
    sentinel, or what P(s) stored. Polling loads are relaxed at system scope, so they read the L2 cache, where stores
    of peers arrive, and never a line that the L1 cache kept.

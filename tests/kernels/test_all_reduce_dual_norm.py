@@ -198,6 +198,29 @@ def test_a_published_word_is_never_the_sentinel_and_else_unchanged() -> None:
     assert (at.buffers[1][0, 0, : at.rows].view(np.uint32) != 0x80008000).all()
 
 
+def test_steps_of_all_ranks_with_changing_rows() -> None:
+    """Publishers and consumers of four ranks over shared mailboxes, step after step, each with its own rows."""
+    c = fused(change(D1, hidden=256, ctas_per_row=1), 4, **CONSUME)
+    (publish,), (consume,) = kernels("sm_90a", dataclasses.replace(c, role="publish")), kernels("sm_90a", c)
+    ranks = [Rank(c, rank) for rank in range(c.tp)]
+    states, uses = np.zeros((c.tp, c.capacity), np.int32), np.zeros(c.capacity, np.int32)
+    buffers = [ranks[0].buffers[rank] for rank in range(c.tp)]
+    for step, rows in enumerate((1, 5, 12, 2, 3, 1, 12, 4)):
+        ranks = [Rank(c, rank, [(7 * row + step) % 31 for row in range(rows)]) for rank in range(c.tp)]
+        for number, at in enumerate(ranks):
+            at.state, at.buffers = states[number], buffers
+            table = np.array([ptx.address_of((number + i) % c.tp) for i in range(c.tp)] + [number, 0], np.int64)
+            ptx.run(publish, [fp32.to_bf16(at.partials[number]), table, at.state], rows, reached=buffers)
+        for at in ranks:
+            expected = at.expected("sm_90a")
+            at.run(consume)
+            got = [at.stream, fp32.from_bf16(at.out)]
+            assert [fp32.differing(g, e) for g, e in zip(got, expected, strict=True)] == [0, 0]
+        uses[:rows] += 1
+        assert (states == uses % 3).all()
+    assert all((buffer == 0x8000).all() for buffer in buffers)
+
+
 @pytest.mark.parametrize("role", ["both", "consume"])
 def test_a_missing_rank_ends_in_nan_and_a_report(role: str) -> None:
     c = fused(D1, 4, role=role, timeout_s=2.0)
