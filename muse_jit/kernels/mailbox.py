@@ -93,28 +93,38 @@ class Mailbox:
         slots = Int64(generation * Int32(self.shape.tp) + rank) * Int64(self.shape.rank_bytes)
         return slots + row * Int64(2 * self.shape.width) + Int64(column) * Int64(2)
 
-    def publish(self, words: Words, generation: Int32, row: Int64, column: Int32, *, own: bool) -> None:
+    def publish(
+        self,
+        words: Words,
+        generation: Int32,
+        row: Int64,
+        column: Int32,
+        *,
+        own: bool,
+        inside: Int32 | None = None,
+    ) -> None:
         """Store neighbouring columns, 4 words or 2 or 1, to this rank's slot of every rank; `own`: of itself, too.
 
-        The words are `canonical`, the address is aligned to their size. Nothing is stored when the row has FAILED.
+        The words are `canonical`, the address is aligned to their size. Nothing is stored when the row has FAILED, nor
+        where `inside` is 0. A consumer that a kernel publishes for needs `own`.
         """
         offset = self.offset(generation, self.rank, row, column)
         if self.shape.transport == "multicast":
             vector = f".v{len(words)}.f32" if len(words) > 1 else ".f32"
-            _store(f"multimem.st.relaxed.sys.global{vector}", self.multicast + offset, words, generation)
+            _store(f"multimem.st.relaxed.sys.global{vector}", self.multicast + offset, words, generation, inside)
             return
         vector = f".v{len(words)}.b32" if len(words) > 1 else ".b32"
         for buffer in self.buffers[1:] + self.buffers[:1] * own:
-            _store(f"st.relaxed.sys.global{vector}", buffer + offset, words, generation)
+            _store(f"st.relaxed.sys.global{vector}", buffer + offset, words, generation, inside)
 
     def rearm(self, generation: Int32, row: Int64, column: Int32, *, own: bool) -> None:
         """Make 16 bytes of every rank's slot the sentinel; `own`: of this rank's, too. After they were read."""
         address = self.buffers[0] + self.offset(generation, Int32(0), row, column)
         sentinel = [Int32(SENTINEL)] * 4
         for rank in range(self.shape.tp):
-            skip = None if own else self.rank ^ Int32(rank)
+            others = None if own else self.rank ^ Int32(rank)
             place = address + Int64(rank * self.shape.rank_bytes)
-            _store("st.relaxed.sys.global.v4.b32", place, sentinel, generation, skip)
+            _store("st.relaxed.sys.global.v4.b32", place, sentinel, generation, others)
 
     def advance(self, generation: Int32, row: Int64, chosen: Int32) -> None:
         """The row's next generation, by the one thread for which `chosen` is 0. It stays FAILED if it became that."""
@@ -149,14 +159,14 @@ def _load(address: Int64, offset: int, kind: str, result: Any, constraints: str,
     return exact.asm(result, [address], f"ld.{order}global.{kind} $0, [$1+{offset}];", constraints, side_effects=True)
 
 
-def _store(operation: str, address: Int64, words: Words, generation: Int32, skip: Int32 | None = None) -> None:
-    """A store where the generation is one, and `skip` is not 0."""
+def _store(operation: str, address: Int64, words: Words, generation: Int32, where: Int32 | None) -> None:
+    """A store where the generation is one, and `where` is not 0."""
     count = len(words)
     names = ", ".join(f"${i + 1}" for i in range(count))
     names = f"{{{names}}}" if count > 1 else names
-    unless = "" if skip is None else f"setp.ne.and.s32 p, ${count + 2}, 0, p; "
-    text = f"{{ .reg .pred p; setp.ge.s32 p, ${count + 1}, 0; {unless}@p {operation} [$0], {names}; }}"
-    operands = [address, *words, generation, *([] if skip is None else [skip])]
+    also = "" if where is None else f"setp.ne.and.s32 p, ${count + 2}, 0, p; "
+    text = f"{{ .reg .pred p; setp.ge.s32 p, ${count + 1}, 0; {also}@p {operation} [$0], {names}; }}"
+    operands = [address, *words, generation, *([] if where is None else [where])]
     exact.asm(None, operands, text, "l" + ",r" * (len(operands) - 1), side_effects=True)
 
 

@@ -4,6 +4,7 @@ With `published`, every rank publishes before the first one consumes, so one str
 for kernels of other ranks, so each rank has a stream, and steps have few rows, for all of them must run at once.
 """
 
+import os
 import pathlib
 import sys
 import time
@@ -12,6 +13,10 @@ import pytest
 import torch
 from support.rows import KINDS, rows_of, same_bits
 from support.stock_sum import stock_sum
+
+# A hardware queue for each stream: behind another rank's kernel, one that it waits for would never start. It counts
+# when CUDA is initialised, which no test module does at its import.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cases

@@ -73,7 +73,9 @@ def test_exactly_the_plan_is_ensured_and_one_line_is_said(model, service, caplog
     worker = Worker(model, vllm_config(tp=8))
     _after(worker)
     plan = make_plan(Deployment(tp=8), ["sm_90a"])
-    assert [set(asked) for asked in service.asked] == [{p.constants for p in plan.kernels}]
+    # But for what only the decode builder's objects ask for, when it makes them.
+    wanted = {p.constants for p in plan.kernels if p.constants.family != "all_reduce_dual_norm"}
+    assert [set(asked) for asked in service.asked] == [wanted]
     (line,) = _lines(caplog, logging.INFO)
     assert line.startswith("muse_jit: 3 kernels: 3 hits, 0 compiled; ")
     assert line.endswith("; 3 layers; nothing is replaced")
