@@ -49,7 +49,8 @@ class AllReduceDualNormConstants(DualNormConstants):
     """Seconds after which waiting for another rank ends in an error; positive, at most an hour."""
     wait_last: bool = dataclasses.field(default=False, kw_only=True)
     """With role "consume" and `enable_pdl`: take the partial sums as they arrive, and wait for the previous grid only
-    before the end. The publisher must release its dependents after its own wait, not before."""
+    before the end. The publisher must be the kernel directly before it, and release its dependents after its own wait,
+    not before."""
 
     @classmethod
     def of(cls, boundary: DualNormConstants, tp: int, sum_order: str, *, published: bool, **mailbox: object) -> Self:

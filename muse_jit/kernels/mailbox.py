@@ -29,8 +29,9 @@ Why nothing is overwritten or lost. Write P(s) and C(s) for a rank's publishing 
    which each thread contributed after its slots were complete.
 5. A consumer that runs after a publishing kernel may read its generation before its own wait: it is started at the
    earliest when all of the publisher released it, and a publisher releases after its wait, that is after the last
-   consumer has ended. The same holds for everything else that the boundary reads and writes (`wait_last`): nothing
-   but the publisher can still be running, and that has read all its inputs once all its outputs are here.
+   consumer has ended. Directly behind its publisher the same holds for all that the boundary reads and writes
+   (`wait_last`): nothing but the publisher can still be running, and that has read all its inputs once all its outputs
+   are here.
 
 The watchdog. Polling ends after `timeout_s`, measured by %globaltimer, which is asked once in 256 polls. Who gives up
 writes what it misses into `status` (the first one does), makes the generation of every row FAILED, and goes on with a
