@@ -1,10 +1,16 @@
-"""One launch of every norm kernel that Muse Spark is served with, small enough for compute-sanitizer.
+"""One launch of every kernel that Muse Spark is served with, small enough for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck|racecheck|synccheck python benchmarks/sanitize.py
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    compute-sanitizer --tool memcheck|racecheck|synccheck python benchmarks/sanitize.py [norms] [gemm]
 
+Without torch's cache each operand is an allocation of its own, so that memcheck sees a byte beyond it.
+The norms and the small-M GEMM, or one of them. Norms:
 Rows are chosen so that every kernel of a library runs: a row spread over four CTAs, over two, and one CTA a row; every
 warp telling every CTA, and CTAs adding up their own warps. Results are compared with the order's emulation on the CPU,
 so that a run in which nothing happened is seen.
+
+The GEMM: every shape of the table and every one that Muse Spark's sizes get; a full bucket, one row, and an odd number
+of rows, whose last tile is not full. Results are compared with float64.
 """
 
 import pathlib
@@ -93,7 +99,21 @@ def fused(tp, order):
         box.check()
 
 
-def main():
+def gemm(constants):
+    from muse_jit.ops.device import service_for
+
+    weight = (torch.randn(constants.n, constants.k, device="cuda") * constants.k**-0.5).bfloat16()
+    kernel = service_for(weight.device).get(constants)
+    for rows in sorted({1, constants.rows - 3, constants.rows}):
+        x = torch.randn(rows, constants.k, device="cuda").bfloat16()
+        out = torch.full((rows, constants.n), float("nan"), dtype=torch.bfloat16, device="cuda")
+        kernel(x, weight, out)
+        exact = x.double() @ weight.double().t()
+        # A rounding to BF16 is half of 2**-8 of a result; sums in FP32 are off by far less.
+        assert bool(((out.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-4).all()), constants
+
+
+def norms_and_boundaries():
     count = 0
     for tp in (2, 8):
         for order in ("mnnvl", "node-local"):
@@ -106,8 +126,21 @@ def main():
         if constants.enable_pdl:
             boundary(constants)
             count += 1
+    return count
+
+
+def main():
+    wanted = sys.argv[1:] or ["norms", "gemm"]
+    if not set(wanted) <= {"norms", "gemm"}:
+        sys.exit(f"{' '.join(wanted)}: name norms, gemm, or nothing for both")
+    if "norms" in wanted:
+        print(f"{norms_and_boundaries()} constant sets, rows {ROWS}: results as emulated")
+    if "gemm" in wanted:
+        shapes = list(dict.fromkeys(cases.shipped_gemms()))
+        for constants in shapes:
+            gemm(constants)
+        print(f"{len(shapes)} constant sets of the GEMM: results as in float64")
     torch.cuda.synchronize()
-    print(f"{count} constant sets, rows {ROWS}: results as emulated")
 
 
 if __name__ == "__main__":

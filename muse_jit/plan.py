@@ -12,7 +12,9 @@ from typing import Any
 from muse_jit.constants.all_reduce_dual_norm import SUM_ORDERS, AllReduceDualNormConstants
 from muse_jit.constants.base import ConstantSet
 from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.constants.gemm_shapes import OPROJ, gemm_constants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import ConstantsError, UsageError
 from muse_jit.kernels.registry import family_named
 from muse_jit.key.target import check_arch
@@ -135,6 +137,8 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
             kernels += [Planned(attention_boundary(deployment, arch), arch) for arch in checked]
         elif family == "all_reduce_dual_norm":
             kernels += [Planned(fused_boundary(deployment, arch), arch) for arch in checked]
+        elif family == "small_m_gemm":
+            kernels += [Planned(constants, arch) for arch in checked for constants in o_proj_gemm(deployment, arch)]
         else:
             unavailable.append((family, "this version cannot build it yet"))
     origin = {
@@ -198,6 +202,13 @@ def fused_boundary(deployment: Deployment, arch: str) -> AllReduceDualNormConsta
         deployment.sum_order,
         published=deployment.tp in PACKAGE_GEMM_TPS,
     )
+
+
+def o_proj_gemm(deployment: Deployment, arch: str) -> tuple[SmallMGemmConstants, ...]:
+    """The GEMM of a rank's o_proj, x [b, heads * head_dim / TP] to [b, hidden]: one for each bucket of the rows."""
+    model = deployment.model
+    k = model.num_attention_heads // deployment.tp * model.head_dim
+    return gemm_constants(model.hidden_size, k, deployment.rows, arch, pdl=deployment.pdl, shape=OPROJ)
 
 
 def read_model(path: str) -> ModelConfig:

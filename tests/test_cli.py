@@ -68,9 +68,13 @@ def test_the_listing_shows_them(filled):
 def test_planned_kernels_have_no_spills(filled):
     cache, _ = filled
     for manifest in cache.glob("entries-v1/*/*/entry.json"):
-        for kernel in json.loads(manifest.read_text())["resources"]:
+        entry = json.loads(manifest.read_text())
+        # The GEMM's block must fit an SM; the others are to leave room for a second one.
+        warps = entry["key"]["constants"].get("warps")
+        most = 128 if warps is None else min(255, 65536 // (32 * warps))
+        for kernel in entry["resources"]:
             assert kernel["local_bytes"] == 0
-            assert 0 < kernel["registers"] <= 128
+            assert 0 < kernel["registers"] <= most
 
 
 def test_a_fresh_process_loads_every_kernel_without_the_compiler(filled):

@@ -1,11 +1,13 @@
+import dataclasses
 import json
 
 import pytest
 
+from muse_jit.constants import gemm_shapes
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.errors import ConstantsError, UsageError
-from muse_jit.plan import MUSE_SPARK, Deployment, make_plan, read_model, read_plan
+from muse_jit.plan import MUSE_SPARK, ROWS, Deployment, make_plan, read_model, read_plan
 
 TEXT = {
     "model_type": "muse_spark_text",
@@ -53,6 +55,40 @@ def test_families_by_tensor_parallel_size(tp, families):
     assert {p.constants.family for p in plan.kernels} | {name for name, _ in plan.unavailable} == families
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4, 16])
+def test_where_o_proj_is_cublas_no_gemm_is_planned(tp):
+    plan = make_plan(Deployment(tp=tp), ["sm_90a", "sm_100a"])
+    assert not [p for p in plan.kernels if p.constants.family == "small_m_gemm"]
+
+
+ARCHES = ["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "buckets"), [(ROWS, [8, 16, 32, 64]), ((1, 2, 8), [8]), ((1, 17), [8, 32]), ((64,), [64])]
+)
+@pytest.mark.parametrize("pdl", [True, False])
+def test_tp8_plans_one_gemm_for_each_bucket_of_its_rows_with_each_architectures_shape(rows, buckets, pdl):
+    plan = make_plan(Deployment(tp=8, rows=rows, pdl=pdl), ARCHES)
+    assert "small_m_gemm" not in {family for family, _ in plan.unavailable}
+    gemms = plan.only("small_m_gemm").kernels
+    assert [(p.arch, p.constants.rows) for p in gemms] == [(arch, rows) for arch in ARCHES for rows in buckets]
+    for p in gemms:
+        c = p.constants
+        assert (c.n, c.k, c.enable_pdl, c.release_early) == (8192, 1024, pdl, pdl)
+        shape = gemm_shapes.shape_for(8192, 1024, c.rows, p.arch).shape
+        assert {name: getattr(c, name) for name in shape._fields} == shape._asdict()
+        c.validate_for(p.arch)
+
+
+def test_the_gemm_has_the_models_sizes():
+    model = dataclasses.replace(MUSE_SPARK, hidden_size=4096, num_attention_heads=64, head_dim=128)
+    sets = [p.constants for p in make_plan(Deployment(model, rows=(1,)), ["sm_90a"]).only("small_m_gemm").kernels]
+    assert [(c.n, c.k, c.rows) for c in sets] == [(4096, 1024, 8)]
+    with pytest.raises(ConstantsError, match="k is 1032; the small-M GEMM needs a positive multiple of 32"):
+        make_plan(Deployment(dataclasses.replace(model, head_dim=129)), ["sm_90a"])
+
+
 def test_options_reach_the_constants():
     plan = make_plan(Deployment(order="triton-3.6", pdl=False), ["sm_100a", "sm_100a"])
     assert {p.arch for p in plan.kernels} == {"sm_100a"}
@@ -84,7 +120,7 @@ def test_the_fused_boundary_is_the_boundary_with_the_all_reduce(tp, role, sum_or
     for planned in fused:
         c = planned.constants
         assert (c.tp, c.role, c.sum_order, c.transport, c.capacity) == (tp, role, sum_order, "peer", 64)
-    assert [name for name, _ in plan.unavailable] == (["small_m_gemm"] if tp == 8 else [])
+    assert plan.unavailable == ()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ dual_norm             DualNorm, standalone_dual_norm
 lamport_mailbox       LamportMailbox, in which ranks hand each other their parts of a sum
 all_reduce_dual_norm  AllReduceDualNorm: the all-reduce and the dual norm in one kernel
 attention_boundary    AttentionBoundary, fused_all_reduce, producer_mailbox
+unpooler              Unpooler, OPROJ, UNPOOLER: the package's small-M GEMM
 o_projection          OProjection
 
 Everything compiles or loads when an object is made, before any CUDA graph capture; `run` and `launch` are capturable

@@ -41,9 +41,10 @@ class BuildContext:
 
 def missing(module: str) -> str | None:
     """Why an object of this package that is made by `module` cannot be had; None where it can."""
-    if importlib.util.find_spec(module) is None:
-        return f"{_WHAT[module]} is not available in this version"
-    return None
+    there = importlib.util.find_spec(module) is not None
+    if there and module == GEMM_MODULE:
+        there = importlib.import_module(module).PUBLISHES
+    return None if there else f"{_WHAT[module]} is not available in this version"
 
 
 def require(module: str) -> types.ModuleType:

@@ -1,5 +1,6 @@
 """OProjection: this rank's part of the attention's output projection, before the all-reduce."""
 
+import importlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -19,20 +20,24 @@ class OProjection:
 
     Without a mailbox it is torch.mm into `out`: cuBLAS, as stock's o_proj, bit for bit. With one (the fused attention
     boundary's) it is the package's GEMM, which also publishes the partial sum into this rank's slot: not bit for bit,
-    and the boundary that was bound with `published` must run next.
+    and the boundary that was bound with `published` must run next. `package_gemm` is that GEMM without a mailbox, for
+    tests and benchmarks.
 
     Args:
         weight: contiguous BF16 [8192, K], K = 8192 / TP. It is kept, not copied.
         rows: row counts to be ready for; each is run once here, so that cuBLAS has its workspace before a capture.
         mailbox: where to publish, or None.
+        package_gemm: take the package's GEMM although there is no mailbox.
 
     Raises:
-        ValueError: the weight is not what is said above.
+        ValueError: the weight is not what is said above, or the package's GEMM cannot have it or so many rows.
         NotAvailable: a mailbox was given and this version has no publishing GEMM.
         CompileDuringCapture: a CUDA graph is being captured.
     """
 
-    def __init__(self, weight: torch.Tensor, rows: Sequence[int] = ROWS, mailbox: Any = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, rows: Sequence[int] = ROWS, mailbox: Any = None, *, package_gemm: bool = False
+    ) -> None:
         assert_not_capturing("OProjection")
         if weight.dtype != torch.bfloat16 or weight.dim() != 2:
             raise ValueError(f"the o_proj weight must be a BF16 matrix, not {weight.dtype} {tuple(weight.shape)}")
@@ -41,8 +46,9 @@ class OProjection:
         self.weight = weight
         self.inputs = weight.shape[1]
         self.gemm: Any = None
-        if mailbox is not None:
-            made_by = require(GEMM_MODULE)
+        if mailbox is not None or package_gemm:
+            # Only with a mailbox must the version have an epilogue that publishes.
+            made_by = importlib.import_module(GEMM_MODULE) if mailbox is None else require(GEMM_MODULE)
             self.gemm = made_by.Unpooler(weight, mailbox, shape=made_by.OPROJ, rows=rows)
             return
         for count in rows:

@@ -7,9 +7,12 @@ import dataclasses
 import itertools
 import sys
 
+from muse_jit.constants import gemm_shapes
 from muse_jit.constants.all_reduce_dual_norm import AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import ORDERS, DualNormConstants
+from muse_jit.constants.gemm_shapes import BUCKETS, default_shape, gemm_constants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.small_m_gemm import GemmShape, SmallMGemmConstants
 from muse_jit.plan import Deployment, attention_boundary
 
 FRONT = RowNormConstants(
@@ -131,6 +134,53 @@ def fused_sets():
             yield dataclasses.replace(served, wait_last=True)
 
 
+CHAIN_NORM = dataclasses.replace(FRONT, hidden=1024)
+"""A norm that feeds a GEMM, both launched dependently."""
+
+GEMM_SIZES = ((8192, 2048), (8192, 1024), (8192, 512), (2048, 4096), (1024, 4096), (512, 4096))
+"""[N, K] of the weights: o_proj at TP 4, 8 and 16, the unpooler's column shards at TP 4, 8 and 16."""
+
+SMALL_GEMM_SIZES = ((16, 32), (48, 96), (8208, 160))
+"""Few outputs, a short K, numbers of blocks and columns that are no powers of two."""
+
+ARCH = "sm_90a"
+
+
+def shipped_gemms():
+    """What Muse Spark's sizes and whatever else the table holds are launched with on this architecture."""
+    for n, k in GEMM_SIZES:
+        yield from gemm_constants(n, k, BUCKETS, ARCH, pdl=True)
+    for entry in gemm_shapes.table().values():
+        if entry.arch == ARCH:
+            yield from gemm_constants(entry.n, entry.k, [entry.rows], ARCH, pdl=True)
+
+
+def default_gemms():
+    """Untuned shapes, also of sizes that are tuned."""
+    for (n, k), bucket in itertools.product(GEMM_SIZES + SMALL_GEMM_SIZES, BUCKETS):
+        yield from gemm_constants(n, k, [bucket], ARCH, pdl=True, shape=default_shape(n, k, bucket, ARCH))
+
+
+def other_gemms():
+    """Without PDL, without early release, and shapes that neither the table nor the defaults have."""
+    for constants in gemm_constants(8192, 1024, BUCKETS, ARCH, pdl=True):
+        yield dataclasses.replace(constants, enable_pdl=False, release_early=False)
+        yield dataclasses.replace(constants, release_early=False)
+    for k, rows, shape in (
+        (1024, 8, GemmShape(64, 16, 1)),
+        (2048, 16, GemmShape(64, 8, 2)),
+        (512, 64, GemmShape(32, 2, 2)),
+        (1024, 32, GemmShape(16, 2, 1)),
+        (1024, 24, GemmShape(128, 8, 1)),
+    ):
+        yield SmallMGemmConstants(n=8192, k=k, rows=rows, **shape._asdict(), release_early=True)
+
+
+def gemm_sets():
+    """All of these, each once."""
+    return list(dict.fromkeys([*shipped_gemms(), *default_gemms(), *other_gemms()]))
+
+
 def all_sets():
     """Everything above, each once."""
     duals = [
@@ -142,7 +192,7 @@ def all_sets():
         *fused_sets(),
         NO_PDL,
     ]
-    return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals]))
+    return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals, CHAIN_NORM, *gemm_sets()]))
 
 
 def main():

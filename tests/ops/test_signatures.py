@@ -4,7 +4,15 @@ import inspect
 
 import pytest
 
-from muse_jit.ops import all_reduce_dual_norm, attention_boundary, dual_norm, layer_front, o_projection, stock_layer
+from muse_jit.ops import (
+    all_reduce_dual_norm,
+    attention_boundary,
+    dual_norm,
+    layer_front,
+    o_projection,
+    stock_layer,
+    unpooler,
+)
 
 BOUNDARY, PROJECTION, FRONT = (
     attention_boundary.AttentionBoundary,
@@ -19,6 +27,8 @@ NAMES = [
     (PROJECTION, ["weight", "rows", "mailbox"]),
     (PROJECTION.build, ["ctx", "layer", "*rows"]),
     (PROJECTION.run, ["self", "x", "out"]),
+    (unpooler.Unpooler, ["weight", "mailbox", "shape", "rows"]),
+    (unpooler.Unpooler.run, ["self", "x", "out"]),
     (BOUNDARY, ["op", "all_reduce", "weights"]),
     (BOUNDARY.unsupported, ["vllm_config"]),
     (BOUNDARY.build, ["ctx", "layer", "*all_reduce"]),

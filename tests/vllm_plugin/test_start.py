@@ -69,13 +69,13 @@ def _lines(caplog, level=logging.WARNING):
     return [r.getMessage() for r in caplog.records if r.levelno >= level and r.name == "vllm.muse_jit"]
 
 
-def test_exactly_the_plan_is_ensured_and_one_line_is_said(model, service, caplog):
+def test_exactly_the_plans_norms_are_ensured_and_one_line_is_said(model, service, caplog):
     worker = Worker(model, vllm_config(tp=8))
     _after(worker)
     plan = make_plan(Deployment(tp=8), ["sm_90a"])
-    # But for what only the decode builder's objects ask for, when it makes them.
-    wanted = {p.constants for p in plan.kernels if p.constants.family != "all_reduce_dual_norm"}
-    assert [set(asked) for asked in service.asked] == [wanted]
+    # o_proj and its all-reduce stay stock's; what takes their place is ensured when the decode builder makes it.
+    norms = {p.constants for family in ("row_norm", "dual_norm") for p in plan.only(family).kernels}
+    assert [set(asked) for asked in service.asked] == [norms]
     (line,) = _lines(caplog, logging.INFO)
     assert line.startswith("muse_jit: 3 kernels: 3 hits, 0 compiled; ")
     assert line.endswith("; 3 layers; nothing is replaced")
