@@ -23,6 +23,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "tests")]
 
 from oracle import dual, norms
 from support.rows import rows_of, same_bits
+from support.stock_sum import stock_sum
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "tests" / "gpu")]
 import cases
@@ -71,6 +72,33 @@ def boundary(constants):
             assert same_bits(got[:2].float().cpu(), torch.from_numpy(wanted)) == 0
 
 
+def fused(tp, order):
+    """All ranks on this GPU: each publishes, then each consumes."""
+    from muse_jit.ops.all_reduce_dual_norm import AllReduceDualNorm, PartialPublisher
+    from muse_jit.ops.dual_norm import DualNorm
+    from muse_jit.ops.lamport_mailbox import LamportMailbox
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    boxes = LamportMailbox.stand_in(tp, device, timeout_s=cases.FUSED_TIMEOUT_S)
+    bound = [AllReduceDualNorm.over(box, order).bind(cases.BOUNDARY, published=True) for box in boxes]
+    publishers = [PartialPublisher(bound[0].constants, box) for box in boxes]
+    alpha, beta = (torch.rand(8192, device="cuda") for _ in range(2))
+    weight = (torch.randn(8192, device="cuda") * 0.2).bfloat16()
+    for rows in (1, 30, 64, 2):
+        partials = [rows_of("normal", rows, 8192, torch.bfloat16, 10 * rows + p) for p in range(tp)]
+        stream = rows_of("normal", rows, 8192, torch.float32, rows + 100)
+        for publisher, partial in zip(publishers, partials, strict=True):
+            publisher.run(partial)
+        expected, wanted = stream.clone(), torch.empty_like(partials[0])
+        DualNorm(cases.BOUNDARY).run(stock_sum(partials, order), expected, None, alpha, beta, weight, wanted)
+        for norm, partial in zip(bound, partials, strict=True):
+            new, out = stream.clone(), torch.empty_like(partial)
+            norm.run(partial, new, None, alpha, beta, weight, out)
+            assert same_bits(new, expected) == same_bits(out, wanted) == 0
+    for box in boxes:
+        box.check()
+
+
 def gemm(constants):
     from muse_jit.ops.device import service_for
 
@@ -87,6 +115,10 @@ def gemm(constants):
 
 def norms_and_boundaries():
     count = 0
+    for tp in (2, 8):
+        for order in ("mnnvl", "node-local"):
+            fused(tp, order)
+            count += 1
     for x_fp32 in (False, True):
         front(x_fp32)
         count += 1

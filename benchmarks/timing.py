@@ -5,15 +5,18 @@ import statistics
 import torch
 
 
-def capture(calls):
-    """A CUDA graph of the calls in order, on one stream. Everything they need must be loaded already."""
+def capture(calls, mode="global"):
+    """A CUDA graph of the calls in order, on one stream. Everything they need must be loaded already.
+
+    `mode`: which calls of other threads break the capture; "thread_local" beside NCCL's watchdog.
+    """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
         for call in calls:
             call()
     return graph

@@ -8,9 +8,10 @@ import click
 
 from muse_jit import __version__
 from muse_jit.console import FAILED, OK, cache_dir_option, json_option, print_json, run, size_text
+from muse_jit.constants.all_reduce_dual_norm import SUM_ORDERS
 from muse_jit.errors import TargetError, ToolchainError, UsageError
 from muse_jit.key.target import check_arch, device_arch, host_arch
-from muse_jit.plan import MUSE_SPARK, ORDERS, ROWS, SUM_ORDERS, Deployment, Plan, make_plan, read_model, read_plan
+from muse_jit.plan import MUSE_SPARK, ORDERS, ROWS, Deployment, Plan, make_plan, read_model, read_plan
 from muse_jit.settings import Settings
 
 

@@ -13,6 +13,7 @@
       LoadError                 loader/: a verified library cannot be opened or lacks its symbol
       MissForbidden             service: a miss while compiling is forbidden, by the mode or once the engine serves
       NotAvailable              ops/: an object that this version of the package does not have
+      RankMissing               ops/: a kernel waited in vain for another rank's part of an all-reduce
       CompileDuringCapture      service: anything but a memory hit during a CUDA graph capture
       CacheUnusable             store/: the cache folder cannot be used for what was asked (exit code 3)
 
@@ -82,6 +83,10 @@ class MissForbidden(MuseJitError):
 
 class NotAvailable(MuseJitError):
     """A runtime object that this version does not have, or a deployment it cannot serve; says why."""
+
+
+class RankMissing(MuseJitError):
+    """A rank's part of an all-reduce did not come in time; names the rank and the row."""
 
 
 class CompileDuringCapture(MuseJitError):

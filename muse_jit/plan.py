@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from muse_jit.constants.all_reduce_dual_norm import SUM_ORDERS, AllReduceDualNormConstants
 from muse_jit.constants.base import ConstantSet
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.gemm_shapes import OPROJ, gemm_constants
@@ -23,10 +24,12 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 """Row counts (tokens of one decode step) that GEMM launches are planned for."""
 
 ORDERS = ("triton-3.8", "triton-3.6")
-SUM_ORDERS = ("mnnvl", "node-local")
 FLASHINFER_ARCHES = ("sm_100a", "sm_103a")
 """Where vLLM 0.33.0 takes the attention boundary's norms from FlashInfer (its gate: capabilities 10.0, 10.3, 10.7)."""
 FLASHINFER_ORDER = "flashinfer-0.7"
+
+PACKAGE_GEMM_TPS = (8,)
+"""Where o_proj is the package's small-M GEMM, which publishes its partial sum into the boundary's mailbox."""
 
 # What each tensor parallel size launches beside the row norm. The standalone dual norm follows stock's all-reduce in a
 # deployment without options, at every size. Families without constants yet are `unavailable`.
@@ -132,6 +135,8 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
     for family in _BOUNDARY[tp]:
         if family == "dual_norm":
             kernels += [Planned(attention_boundary(deployment, arch), arch) for arch in checked]
+        elif family == "all_reduce_dual_norm":
+            kernels += [Planned(fused_boundary(deployment, arch), arch) for arch in checked]
         elif family == "small_m_gemm":
             kernels += [Planned(constants, arch) for arch in checked for constants in o_proj_gemm(deployment, arch)]
         else:
@@ -186,6 +191,16 @@ def attention_boundary(deployment: Deployment, arch: str) -> DualNormConstants:
         enable_pdl=deployment.pdl,
         release_early=deployment.pdl,
         order=FLASHINFER_ORDER if arch in FLASHINFER_ARCHES else deployment.order,
+    )
+
+
+def fused_boundary(deployment: Deployment, arch: str) -> AllReduceDualNormConstants:
+    """The same boundary with the all-reduce in it: what `AllReduceDualNorm.bind` asks for at this size."""
+    return AllReduceDualNormConstants.of(
+        attention_boundary(deployment, arch),
+        deployment.tp,
+        deployment.sum_order,
+        published=deployment.tp in PACKAGE_GEMM_TPS,
     )
 
 

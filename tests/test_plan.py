@@ -109,6 +109,20 @@ def test_the_attention_boundary_follows_stock_by_architecture(arch, order):
     assert (plain.enable_pdl, plain.release_early) == (False, False)
 
 
+@pytest.mark.parametrize(("tp", "role"), [(2, "both"), (4, "both"), (8, "consume")])
+@pytest.mark.parametrize("sum_order", ["mnnvl", "node-local"])
+def test_the_fused_boundary_is_the_boundary_with_the_all_reduce(tp, role, sum_order):
+    plan = make_plan(Deployment(tp=tp, sum_order=sum_order, order="triton-3.6"), ["sm_90a", "sm_100a"])
+    fused = plan.only("all_reduce_dual_norm").kernels
+    alone = plan.only("dual_norm").kernels
+    assert [p.arch for p in fused] == ["sm_90a", "sm_100a"]
+    assert [p.constants.boundary for p in fused] == [p.constants for p in alone]
+    for planned in fused:
+        c = planned.constants
+        assert (c.tp, c.role, c.sum_order, c.transport, c.capacity) == (tp, role, sum_order, "peer", 64)
+    assert plan.unavailable == ()
+
+
 @pytest.mark.parametrize(
     ("deployment", "message"),
     [

@@ -20,12 +20,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_compact_tensor
-from cutlass.cutlass_dsl import T
 
 from muse_jit.constants.dual_norm import WARP, WIDTH, DualNormConstants
 from muse_jit.kernels import build as building
 from muse_jit.kernels import exact, memory, reduction
 from muse_jit.kernels.exact import F32
+from muse_jit.kernels.row_exchange import Exchange, ExchangeByCta
 
 DIRECT_ROWS = 24
 """Up to so many rows every warp tells every CTA; beyond, a CTA adds up its own warps first."""
@@ -38,9 +38,13 @@ def build(constants: DualNormConstants, target: building.Target, dump_dir: Any =
     [rows, hidden] FP32 (updated in place), post_weight [hidden] BF16, alpha and beta FP32 [hidden] or [1],
     next_weight [hidden] BF16, out [rows, hidden]. No operand may overlap another.
     """
-    c = constants
-    c.validate_for(target.arch)
-    rows = building.symbolic_rows()
+    constants.validate_for(target.arch)
+    operands = boundary_operands(constants, building.symbolic_rows())
+    return building.compile_for(target, BoundaryKernel(constants, target.arch), *operands, dump_dir=dump_dir)
+
+
+def boundary_operands(c: DualNormConstants, rows: Any) -> list[Any]:
+    """The operands above, as the compiler is told of them."""
     operands = [building.row_tensor("bf16", rows, c.hidden), building.row_tensor("fp32", rows, c.hidden)]
     if c.post_weight != "none":
         operands.append(building.vector_tensor("bf16", c.hidden))
@@ -49,7 +53,7 @@ def build(constants: DualNormConstants, target: building.Target, dump_dir: Any =
     if c.next_has_weight:
         operands.append(building.vector_tensor("bf16", c.hidden))
     operands.append(building.row_tensor(c.out_dtype, rows, c.hidden))
-    return building.compile_for(target, _DualNorm(c, target.arch), *operands, dump_dir=dump_dir)
+    return operands
 
 
 def _gate_tensor(constants: DualNormConstants) -> Any:
@@ -58,148 +62,7 @@ def _gate_tensor(constants: DualNormConstants) -> Any:
     return make_fake_compact_tensor(building.ELEMENTS["fp32"], (1,), assumed_align=4)  # may be a view of one element
 
 
-class _DualNorm:
-    """The kernel of one constant set. Everything decided here is decided at compile time."""
-
-    def __init__(self, constants: DualNormConstants, arch: str) -> None:
-        self.constants = constants
-        self.packed = arch in exact.PACKED_ARCHS
-        self.first_order, self.second_order = _orders(constants, arch)
-        # Triton (3.6.0 and 3.8.0 PTX) turns the new stream to 4 consecutive FP32 columns a thread in order to store it.
-        # Where it also stores the output so, it turns it before the second sum, which then is over other columns than
-        # the first. Here everything is laid out like the second sum, and the first reads the partial sum once more.
-        triton = constants.order.startswith("triton")
-        self.halves = triton and constants.out_dtype == "fp32" and not constants.next_weight_before
-
-    @cute.jit
-    def __call__(self, *operands_and_stream: Any) -> None:
-        operands, stream = operands_and_stream[:-1], operands_and_stream[-1]
-        rows = Int32(cute.size(operands[0], mode=[0]))
-        # Two kernels, between which host code chooses. What is decided at compile time stays in a condition of its
-        # own: joined with a run-time one it would be decided at run time.
-        if cutlass.const_expr(self.constants.ctas_per_row == 1):  # noqa: SIM114
-            self.start(operands, rows, stream, False)
-        elif rows <= DIRECT_ROWS:
-            self.start(operands, rows, stream, False)
-        else:
-            self.start(operands, rows, stream, True)
-
-    def start(self, operands: tuple[Any, ...], rows: Int32, stream: Any, by_cta: bool) -> None:
-        """Launch one of the kernels; with `by_cta` a CTA adds up its own warps before it tells the others."""
-        ctas = self.constants.ctas_per_row
-        self.kernel(operands, by_cta).launch(
-            grid=(rows * ctas, 1, 1),
-            block=(self.constants.threads_per_cta, 1, 1),
-            cluster=(ctas, 1, 1) if ctas > 1 else None,
-            stream=stream,
-            use_pdl=self.constants.enable_pdl,
-        )
-
-    @cute.kernel
-    def kernel(self, operands: tuple[Any, ...], by_cta: cutlass.Constexpr) -> None:
-        self.trace(operands, by_cta)
-
-    def trace(self, operands: tuple[Any, ...], by_cta: bool) -> None:
-        """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
-        c = self.constants
-        remaining = iter(operands)
-        partial_tensor, stream_tensor = next(remaining), next(remaining)
-        post_tensor = next(remaining) if c.post_weight != "none" else None
-        alpha_tensor = next(remaining) if c.alpha_tensor else None
-        beta_tensor = next(remaining)
-        next_tensor = next(remaining) if c.next_has_weight else None
-        out_tensor = next(remaining)
-
-        place = _Place(c, halves=self.halves)
-        first_place = _Place(c, halves=False) if self.halves else place
-        exchange = (_ExchangeByCta if by_cta else _Exchange)(c, place)
-
-        # Weights and gates are constant over a step, so they travel while the previous grid finishes. Without a wait
-        # the partial sum goes first: everything else is needed only after its reduction.
-        partial_address, stream_address = place.rows(partial_tensor, bf16=True), place.rows(stream_tensor, bf16=False)
-        first_address = first_place.rows(partial_tensor, bf16=True)
-        if not c.enable_pdl:
-            first_words = first_place.load(first_address, bf16=True) if self.halves else None
-            partial_words, stream_words = place.load(partial_address, bf16=True), place.load(stream_address, bf16=False)
-        post_words = place.vector(post_tensor, bf16=True)
-        first_post_words = first_place.vector(post_tensor, bf16=True) if self.halves else None
-        alpha_words, beta_words = place.gate(alpha_tensor), place.gate(beta_tensor)
-        next_words = place.vector(next_tensor, bf16=True)
-        exchange.open()
-        if c.enable_pdl:
-            cute.arch.griddepcontrol_wait()
-            if c.release_early:
-                cute.arch.griddepcontrol_launch_dependents()
-            first_words = first_place.load(first_address, bf16=True) if self.halves else None
-            partial_words, stream_words = place.load(partial_address, bf16=True), place.load(stream_address, bf16=False)
-        exchange.join()
-
-        post_gain = self.gain(post_words, c.post_gain_center)
-        next_gain = self.gain(next_words, c.next_gain_center)
-        alpha = place.spread(alpha_words) if c.alpha_tensor else [Float32(c.alpha)] * WIDTH
-        beta = place.spread(beta_words)
-        stream = stream_words.fp32()
-
-        x = self.branch(partial_words, post_gain)
-        if first_words is None:
-            first_x = x
-        else:
-            first_x = self.branch(first_words, self.gain(first_post_words, c.post_gain_center))
-        exchange.send(0, _squares(self.first_order, first_x, packed=self.packed))
-        scale = self.scale(exchange.receive(0), c.post_eps)
-        new = self.blend(x, scale, post_gain, stream, alpha, beta)
-
-        z = self.mul(new, next_gain) if c.next_weight_before else new
-        exchange.send(1, _squares(self.second_order, z, packed=self.packed))
-        place.store(stream_address, new, bf16=False)
-        out = self.mul(z, [self.scale(exchange.receive(1), c.next_eps)] * WIDTH)
-        if c.next_has_weight and not c.next_weight_before:
-            out = self.mul(out, next_gain)
-        out_bf16 = c.out_dtype == "bf16"
-        place.store(place.rows(out_tensor, bf16=out_bf16), out, bf16=out_bf16)
-
-    def branch(self, words: memory.Words, gain: F32) -> F32:
-        x = words.fp32()
-        return self.mul(x, gain) if self.constants.post_weight == "before" else x
-
-    def mul(self, a: F32, b: F32) -> F32:
-        return exact.mul_all(a, b, packed=self.packed)
-
-    def gain(self, words: memory.Words | None, center: float) -> F32:
-        """rn(weight + center). Kept for a center of 0.0 too: it turns a weight of -0.0 into +0.0, as stock does."""
-        if words is None:
-            return []
-        return exact.add_all(words.fp32(), [Float32(center)] * WIDTH, packed=self.packed)
-
-    def scale(self, total: Float32, eps: float) -> Float32:
-        """rsqrt(mean square + eps), the mean's 1 / hidden rounded to FP32 (exact for powers of two) and one FMA."""
-        return exact.rsqrt(exact.fma(total, Float32(1.0 / self.constants.hidden), Float32(eps)))
-
-    def blend(self, x: F32, scale: Float32, post_gain: F32, stream: F32, alpha: F32, beta: F32) -> F32:
-        """The new stream: alpha * stream + beta * x * scale (* gain), with the roundings of the order.
-
-        Triton fuses alpha * stream with the addition, on every architecture. FlashInfer multiplies beta and x first,
-        and the assembler fuses its addition with the multiplication that comes last in the source: by the scale, but
-        by alpha where alpha is a number other than 1.0 (read from its SASS for sm_100a and sm_103a).
-        """
-        scales = [scale] * WIDTH
-        if self.constants.order == "flashinfer-0.7":
-            branch = self.mul(beta, x)
-            if self.constants.alpha_tensor:
-                return exact.fma_all(branch, scales, self.mul(alpha, stream), packed=self.packed)
-            if self.constants.alpha == 1.0:
-                return exact.fma_all(branch, scales, stream, packed=self.packed)
-            return exact.fma_all(stream, alpha, self.mul(branch, scales), packed=self.packed)
-        y = self.mul(x, scales)
-        if self.constants.post_weight == "after":
-            y = self.mul(y, post_gain)
-        y = self.mul(y, beta)
-        if not self.constants.alpha_tensor and self.constants.alpha == 1.0:
-            return exact.add_all(stream, y, packed=self.packed)  # the same rounding, and what an FMA by 1.0 becomes
-        return exact.fma_all(stream, alpha, y, packed=self.packed)
-
-
-class _Place:
+class Place:
     """Where a thread works: thread g of the row, over all its CTAs, owns columns 8 g to 8 g + 7.
 
     With `halves`, it owns columns 4 g to 4 g + 3 and the same of the second half of the padded row.
@@ -266,160 +129,197 @@ class _Place:
         return values * WIDTH if len(values) == 1 else values
 
 
-class _Exchange:
-    """Two sums over the row, each from one value per warp of the row to every thread of it.
+class Partial:
+    """The partial sum that a boundary begins with: here the first operand. All-reduced ones have more to do.
 
-    The order is stock's: a butterfly over the 32 lanes of a warp, then a butterfly over the warps. Addition commutes,
-    so a butterfly has one tree whoever computes it; a thread therefore reads several warps' sums at once and adds
-    them itself, and shuffles remain only for the rest: two instead of five.
-
-    In a cluster a warp's sum goes to all CTAs by `st.async`, which carries its own arrival: the bytes and the count on
-    the receiver's mbarrier travel together, so the exchange costs one way through the SM network. A plain store and
-    a cluster barrier would cost the store's round trip (the barrier's release waits for it) and the barrier's own.
+    The kernel calls these methods in the order in which they stand.
     """
 
-    BARRIERS = 256  # behind two times 32 slots of 4 bytes
-    OWN = 272  # behind the barriers: two times 32 slots for the warps of this CTA
+    leading = 1
+    """Operands before the stream that belong to it."""
 
-    def __init__(self, constants: DualNormConstants, place: _Place) -> None:
-        self.ctas = constants.ctas_per_row
-        self.warps = self.messages = constants.row_threads // WARP
-        self.reads = min(8, self.warps)
-        self.groups = self.warps // self.reads
-        self.thread = place.thread
-        shared = cute.arch.alloc_smem(Int32, (self.OWN + 256) // 4, alignment=128)
-        self.base = Int32(shared.toint())
-        warp = place.warp
-        # Warps that are added inside a thread, w, w + groups, w + 2 groups, ..., are neighbours in memory.
-        group_bits = self.groups.bit_length() - 1
-        slot = (warp & Int32(self.groups - 1)) * Int32(self.reads) + (warp >> Int32(group_bits))
-        self.write_offset = slot * Int32(4)
-        self.read_address = self.base + (place.thread & Int32(self.groups - 1)) * Int32(4 * self.reads)
-        if self.ctas > 1:
-            self.lane = place.lane
-            # For lanes beyond the cluster an address that nobody uses.
-            peer = exact.asm(T.i32(), [self.base, self.lane], "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r")
-            self.peer = Int32(peer)
+    def __init__(self, operands: tuple[Any, ...], place: Place, first_place: Place | None) -> None:
+        self.place, self.first_place = place, first_place
+        self.address = place.rows(operands[0], bf16=True)
+        self.first_address = first_place.rows(operands[0], bf16=True) if first_place is not None else None
 
-    def open(self) -> None:
-        """In a cluster: this CTA's mbarriers are ready, and it says so. Each completes once, when this one arrival and
-        4 bytes with every message are there.
+    def load_early(self) -> None:
+        """Loads that need not wait for the previous grid."""
 
-        Only the initialisation has to be seen by the peers, which the fence sees to: an mbarrier counts their bytes
-        whether it has been told yet to expect them or not. So the arrival at the cluster barrier can be a relaxed one,
-        which waits for nothing.
-        """
-        if self.ctas == 1:
-            return
-        barriers = [f"[$0+{self.BARRIERS + 8 * k}]" for k in (0, 1)]
-        inits = "".join(f"@p mbarrier.init.shared::cta.b64 {barrier}, 1; " for barrier in barriers)
-        expects = "".join(
-            f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {4 * self.messages}; " for barrier in barriers
-        )
-        text = f"{{ .reg .pred p; setp.eq.s32 p, $1, 0; {inits}{expects}}}"
-        _statement(text, "r,r", self.base, self.thread)
-        _statement("fence.mbarrier_init.release.cluster;", "")
-        _statement("barrier.cluster.arrive.relaxed.aligned;", "")
+    def load(self) -> None:
+        """Loads that must."""
+        self.first = None
+        if self.first_place is not None:
+            self.first = self.first_place.load(self.first_address, bf16=True)
+        self.loaded = self.place.load(self.address, bf16=True)
 
-    def join(self) -> None:
-        """In a cluster: all CTAs of the row run and have their mbarriers. Called while the loads are on their way."""
-        if self.ctas > 1:
-            _statement("barrier.cluster.wait.acquire.aligned;", "")
+    def publish(self) -> None:
+        """Tell other ranks, before this CTA waits for the others of its cluster."""
 
-    def send(self, k: int, value: Float32) -> None:
-        """This thread's part of sum k: over the warp, and on its way to every CTA."""
-        value = reduction.butterfly(value, WARP)
-        if self.ctas > 1:
-            self.tell(k, self.write_offset, value, self.lane)
-        elif self.warps > 1:
-            # Every lane stores: they carry the same bits, and a predicate would cost more than it saves.
-            address = self.base + self.write_offset
-            _statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", address, exact.fp32_to_bits(value))
+    def words(self) -> tuple[memory.Words, memory.Words | None]:
+        """The thread's columns; and, where the first sum is over other columns, those."""
+        return self.loaded, self.first
+
+    def taken(self) -> None:
+        """This thread has used its columns, and the first sum is on its way."""
+
+    def taken_by_all(self) -> None:
+        """The first sum is known here, so every thread of the row has used its columns."""
+
+
+class BoundaryKernel:
+    """The kernel of one constant set. Everything decided here is decided at compile time."""
+
+    wait_last = False
+    """Wait for the previous grid at the end only; for a kernel that learns by other means that its inputs are there."""
+
+    def __init__(self, constants: DualNormConstants, arch: str) -> None:
+        self.constants = constants
+        self.packed = arch in exact.PACKED_ARCHS
+        self.first_order, self.second_order = _orders(constants, arch)
+        # Triton (3.6.0 and 3.8.0 PTX) turns the new stream to 4 consecutive FP32 columns a thread in order to store it.
+        # Where it also stores the output so, it turns it before the second sum, which then is over other columns than
+        # the first. Here everything is laid out like the second sum, and the first reads the partial sum once more.
+        triton = constants.order.startswith("triton")
+        self.halves = triton and constants.out_dtype == "fp32" and not constants.next_weight_before
+
+    @cute.jit
+    def __call__(self, *operands_and_stream: Any) -> None:
+        operands, stream = operands_and_stream[:-1], operands_and_stream[-1]
+        rows = Int32(cute.size(operands[0], mode=[0]))
+        # Two kernels, between which host code chooses. What is decided at compile time stays in a condition of its
+        # own: joined with a run-time one it would be decided at run time.
+        if cutlass.const_expr(self.constants.ctas_per_row == 1):  # noqa: SIM114
+            self.start(operands, rows, stream, False)
+        elif rows <= DIRECT_ROWS:
+            self.start(operands, rows, stream, False)
         else:
-            self.alone = value
+            self.start(operands, rows, stream, True)
 
-    def tell(self, k: int, offset: Int32, value: Float32, cta: Int32) -> None:
-        """Store a part of sum k to CTA `cta` of the cluster, which is in `self.peer`; nothing beyond the cluster."""
-        text = (
-            f"{{ .reg .pred p; setp.lt.u32 p, $3, {self.ctas}; "
-            f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0+{128 * k}], $2, "
-            f"[$1+{self.BARRIERS + 8 * k}]; }}"
+    def start(self, operands: tuple[Any, ...], rows: Int32, stream: Any, by_cta: bool) -> None:
+        """Launch one of the kernels; with `by_cta` a CTA adds up its own warps before it tells the others."""
+        ctas = self.constants.ctas_per_row
+        self.kernel(operands, by_cta).launch(
+            grid=(rows * ctas, 1, 1),
+            block=(self.constants.threads_per_cta, 1, 1),
+            cluster=(ctas, 1, 1) if ctas > 1 else None,
+            stream=stream,
+            use_pdl=self.constants.enable_pdl,
         )
-        _statement(text, "r,r,r,r", self.peer + offset, self.peer, exact.fp32_to_bits(value), cta)
 
-    def receive(self, k: int) -> Float32:
-        """Sum k, in every thread.
+    @cute.kernel
+    def kernel(self, operands: tuple[Any, ...], by_cta: cutlass.Constexpr) -> None:
+        self.trace(operands, by_cta)
 
-        After the second one no peer writes here any more, since every warp of the row has been heard twice. So a CTA
-        may exit without a last cluster barrier: its own stores go to CTAs that stay until they have them.
-        """
-        if self.warps == 1:
-            return self.alone
-        if self.ctas == 1:
-            cute.arch.sync_threads()
+    def trace(self, operands: tuple[Any, ...], by_cta: bool) -> None:
+        """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
+        c = self.constants
+        place = Place(c, halves=self.halves)
+        first_place = Place(c, halves=False) if self.halves else None
+        partial = self.partial(operands, place, first_place)
+        remaining = iter(operands[partial.leading :])
+        stream_tensor = next(remaining)
+        post_tensor = next(remaining) if c.post_weight != "none" else None
+        alpha_tensor = next(remaining) if c.alpha_tensor else None
+        beta_tensor = next(remaining)
+        next_tensor = next(remaining) if c.next_has_weight else None
+        out_tensor = next(remaining)
+        exchange = (ExchangeByCta if by_cta else Exchange)(c, place)
+
+        # Weights and gates are constant over a step, so they travel while the previous grid finishes. Without a wait
+        # the partial sum goes first: everything else is needed only after its reduction.
+        stream_address = place.rows(stream_tensor, bf16=False)
+        partial.load_early()
+        if not c.enable_pdl:
+            partial.load()
+            stream_words = place.load(stream_address, bf16=False)
+        post_words = place.vector(post_tensor, bf16=True)
+        first_post_words = first_place.vector(post_tensor, bf16=True) if first_place is not None else None
+        alpha_words, beta_words = place.gate(alpha_tensor), place.gate(beta_tensor)
+        next_words = place.vector(next_tensor, bf16=True)
+        exchange.open()
+        if c.enable_pdl:
+            if not self.wait_last:
+                cute.arch.griddepcontrol_wait()
+            if c.release_early:
+                cute.arch.griddepcontrol_launch_dependents()
+            partial.load()
+            stream_words = place.load(stream_address, bf16=False)
+        partial.publish()
+        exchange.join()
+
+        post_gain = self.gain(post_words, c.post_gain_center)
+        next_gain = self.gain(next_words, c.next_gain_center)
+        alpha = place.spread(alpha_words) if c.alpha_tensor else [Float32(c.alpha)] * WIDTH
+        beta = place.spread(beta_words)
+        stream = stream_words.fp32()
+
+        partial_words, first_words = partial.words()
+        x = self.branch(partial_words, post_gain)
+        if first_words is None:
+            first_x = x
         else:
-            self.await_messages(k)
-        return reduction.butterfly(_folded(self.read_address, 128 * k, self.reads), self.groups)
+            first_x = self.branch(first_words, self.gain(first_post_words, c.post_gain_center))
+        exchange.send(0, _squares(self.first_order, first_x, packed=self.packed))
+        partial.taken()
+        scale = self.scale(exchange.receive(0), c.post_eps)
+        new = self.blend(x, scale, post_gain, stream, alpha, beta)
 
-    def await_messages(self, k: int) -> None:
-        # Slots and mbarrier are this CTA's own shared memory. Acquiring at cluster scope would add nothing for them
-        # but an invalidation of the L1 cache; cluster kernels wait like this for each other's bulk copies.
-        wait = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{self.BARRIERS + 8 * k}], 0;"
-        text = f"{{ .reg .pred p; wait_${{:uid}}: {wait} @!p bra wait_${{:uid}}; }}"
-        _statement(text, "r", self.base)
+        z = self.mul(new, next_gain) if c.next_weight_before else new
+        exchange.send(1, _squares(self.second_order, z, packed=self.packed))
+        partial.taken_by_all()
+        place.store(stream_address, new, bf16=False)
+        out = self.mul(z, [self.scale(exchange.receive(1), c.next_eps)] * WIDTH)
+        if c.next_has_weight and not c.next_weight_before:
+            out = self.mul(out, next_gain)
+        out_bf16 = c.out_dtype == "bf16"
+        place.store(place.rows(out_tensor, bf16=out_bf16), out, bf16=out_bf16)
+        if self.wait_last:
+            cute.arch.griddepcontrol_wait()
 
+    def partial(self, operands: tuple[Any, ...], place: Place, first_place: Place | None) -> Partial:
+        """Where the partial sum comes from."""
+        return Partial(operands, place, first_place)
 
-class _ExchangeByCta(_Exchange):
-    """The same sums with one message from each CTA to each: it adds up its own warps first.
+    def branch(self, words: memory.Words, gain: F32) -> F32:
+        x = words.fp32()
+        return self.mul(x, gain) if self.constants.post_weight == "before" else x
 
-    With 8 CTAs a row that is 8 messages a CTA and sum instead of 32. At 64 rows of 8192 on an H200 the exchange alone
-    takes 2.1 us the other way, and hardly more than for one row (0.9 us) with a quarter of the messages.
-    """
+    def mul(self, a: F32, b: F32) -> F32:
+        return exact.mul_all(a, b, packed=self.packed)
 
-    def __init__(self, constants: DualNormConstants, place: _Place) -> None:
-        super().__init__(constants, place)
-        self.messages = self.ctas
-        self.own_warps = self.warps // self.ctas
-        self.own_slot = self.base + (place.thread >> Int32(5)) * Int32(4)
-        self.rank_offset = place.rank * Int32(4)
+    def gain(self, words: memory.Words | None, center: float) -> F32:
+        """rn(weight + center). Kept for a center of 0.0 too: it turns a weight of -0.0 into +0.0, as stock does."""
+        if words is None:
+            return []
+        return exact.add_all(words.fp32(), [Float32(center)] * WIDTH, packed=self.packed)
 
-    def send(self, k: int, value: Float32) -> None:
-        value = reduction.butterfly(value, WARP)
-        if self.own_warps > 1:
-            offset = self.OWN + 128 * k
-            _statement(f"st.shared.b32 [$0+{offset}], $1;", "r,r", self.own_slot, exact.fp32_to_bits(value))
-            cute.arch.sync_threads()
-            value = _folded(self.base, offset, self.own_warps)
-        self.tell(k, self.rank_offset, value, self.thread)
+    def scale(self, total: Float32, eps: float) -> Float32:
+        """rsqrt(mean square + eps), the mean's 1 / hidden rounded to FP32 (exact for powers of two) and one FMA."""
+        return exact.rsqrt(exact.fma(total, Float32(1.0 / self.constants.hidden), Float32(eps)))
 
-    def receive(self, k: int) -> Float32:
-        self.await_messages(k)
-        return _folded(self.base, 128 * k, self.ctas)
+    def blend(self, x: F32, scale: Float32, post_gain: F32, stream: F32, alpha: F32, beta: F32) -> F32:
+        """The new stream: alpha * stream + beta * x * scale (* gain), with the roundings of the order.
 
-
-def _folded(address: Int32, offset: int, count: int) -> Float32:
-    """The sum of `count` neighbouring slots in the tree of a butterfly: halves upon each other, down to one."""
-    words: list[Int32] = []
-    while len(words) < count:
-        words += _shared_words(address, offset + 4 * len(words), min(4, count - len(words)))
-    sums = [exact.fp32_from_bits(word) for word in words]
-    while len(sums) > 1:
-        half = len(sums) // 2
-        sums = exact.add_all(sums[:half], sums[half:], packed=False)
-    return sums[0]
-
-
-def _statement(text: str, constraints: str, *operands: Any) -> None:
-    exact.asm(None, list(operands), text, constraints, side_effects=True)
-
-
-def _shared_words(address: Int32, offset: int, count: int) -> list[Int32]:
-    """`count` neighbouring words of shared memory: 2 or 4 by one instruction."""
-    names = ", ".join(f"${i}" for i in range(count))
-    text = f"ld.shared.v{count}.b32 {{{names}}}, [${count}+{offset}];"
-    struct = exact.struct_type([T.i32()] * count)
-    result = exact.asm(struct, [address], text, "=r," * count + "r", side_effects=True)
-    return exact.unpack(result, count, T.i32(), Int32)
+        Triton fuses alpha * stream with the addition, on every architecture. FlashInfer multiplies beta and x first,
+        and the assembler fuses its addition with the multiplication that comes last in the source: by the scale, but
+        by alpha where alpha is a number other than 1.0 (read from its SASS for sm_100a and sm_103a).
+        """
+        scales = [scale] * WIDTH
+        if self.constants.order == "flashinfer-0.7":
+            branch = self.mul(beta, x)
+            if self.constants.alpha_tensor:
+                return exact.fma_all(branch, scales, self.mul(alpha, stream), packed=self.packed)
+            if self.constants.alpha == 1.0:
+                return exact.fma_all(branch, scales, stream, packed=self.packed)
+            return exact.fma_all(stream, alpha, self.mul(branch, scales), packed=self.packed)
+        y = self.mul(x, scales)
+        if self.constants.post_weight == "after":
+            y = self.mul(y, post_gain)
+        y = self.mul(y, beta)
+        if not self.constants.alpha_tensor and self.constants.alpha == 1.0:
+            return exact.add_all(stream, y, packed=self.packed)  # the same rounding, and what an FMA by 1.0 becomes
+        return exact.fma_all(stream, alpha, y, packed=self.packed)
 
 
 # The order of a thread's own sum of squares

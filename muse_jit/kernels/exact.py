@@ -56,6 +56,11 @@ def add(a: Float32, b: Float32) -> Float32:
     return Float32(asm(T.f32(), [a, b], "add.rn.f32 $0, $1, $2;", "=f,f,f"))
 
 
+def add_flushed(a: Float32, b: Float32) -> Float32:
+    """rn(a + b) with subnormal operands and results as zeros of their sign."""
+    return Float32(asm(T.f32(), [a, b], "add.rn.ftz.f32 $0, $1, $2;", "=f,f,f"))
+
+
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     return Float32(asm(T.f32(), [a, b, c], "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"))
 

@@ -31,6 +31,10 @@ class KernelFamily:
 _OWN = {
     "row_norm": ("muse_jit.constants.row_norm:RowNormConstants", "muse_jit.kernels.row_norm:build"),
     "dual_norm": ("muse_jit.constants.dual_norm:DualNormConstants", "muse_jit.kernels.dual_norm:build"),
+    "all_reduce_dual_norm": (
+        "muse_jit.constants.all_reduce_dual_norm:AllReduceDualNormConstants",
+        "muse_jit.kernels.all_reduce_dual_norm:build",
+    ),
     "small_m_gemm": ("muse_jit.constants.small_m_gemm:SmallMGemmConstants", "muse_jit.kernels.small_m_gemm:build"),
 }
 """This package's families; a constants class is imported when its family is asked for (2 ms each)."""

@@ -13,13 +13,13 @@ from muse_jit.ops.context import (
     FUSED_MODULE,
     FUSED_TPS,
     GEMM_MODULE,
-    PACKAGE_GEMM_TPS,
     H,
     missing,
     require,
 )
 from muse_jit.ops.dual_norm import standalone_dual_norm
 from muse_jit.ops.stock_layer import boundary_constants, require_target_layer
+from muse_jit.plan import PACKAGE_GEMM_TPS
 
 logger = logging.getLogger("muse_jit")
 

@@ -16,8 +16,6 @@ FUSED_TPS = (2, 4, 8)
 """Where the o_proj all-reduce is fused with the dual norm. The model is not served at TP2; it is the smallest run."""
 ALL_REDUCE_TPS = (16,)
 """Where stock's own all-reduce runs before the standalone dual norm."""
-PACKAGE_GEMM_TPS = (8,)
-"""Where o_proj is the package's small-M GEMM, which publishes its partial sum into the boundary's mailbox."""
 
 FUSED_MODULE = "muse_jit.ops.all_reduce_dual_norm"
 GEMM_MODULE = "muse_jit.ops.unpooler"

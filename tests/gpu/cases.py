@@ -8,6 +8,7 @@ import itertools
 import sys
 
 from muse_jit.constants import gemm_shapes
+from muse_jit.constants.all_reduce_dual_norm import AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import ORDERS, DualNormConstants
 from muse_jit.constants.gemm_shapes import BUCKETS, default_shape, gemm_constants
 from muse_jit.constants.row_norm import RowNormConstants
@@ -96,6 +97,43 @@ def emulated_boundaries():
         yield dataclasses.replace(base, hidden=1000, ctas_per_row=2)
 
 
+FUSED_TIMEOUT_S, WATCHDOG_S = 5.0, 1.0
+"""The watchdog's limit in tests, and in those in which a rank is missing."""
+BOUNDARY = attention_boundary(Deployment(), "sm_90a")
+NO_PDL = dataclasses.replace(BOUNDARY, enable_pdl=False, release_early=False)
+
+
+def fused(boundary, tp, sum_order, *, published, **fields):
+    """A consumer, with the limit of tests unless said otherwise."""
+    fields = {"timeout_s": FUSED_TIMEOUT_S, **fields}
+    return AllReduceDualNormConstants.of(boundary, tp, sum_order, published=published, **fields)
+
+
+def with_publisher(consumer):
+    return consumer, dataclasses.replace(consumer, role="publish", wait_last=False)
+
+
+def fused_sets():
+    """What the tests of the fused all-reduce use, on one GPU and on several."""
+    for tp, order in itertools.product((2, 4, 8, 16), ("mnnvl", "node-local")):
+        yield from with_publisher(fused(BOUNDARY, tp, order, published=True))
+        yield fused(BOUNDARY, tp, order, published=False)
+        yield fused(NO_PDL, tp, order, published=False)
+        yield fused(BOUNDARY, tp, order, published=True, wait_last=True)
+    for boundary in BOUNDARIES.values():
+        yield from with_publisher(fused(boundary, 2, "mnnvl", published=True))
+        yield fused(boundary, 2, "mnnvl", published=False)
+    for tp in (2, 4, 8):
+        yield from with_publisher(fused(BOUNDARY, tp, "mnnvl", published=True, timeout_s=WATCHDOG_S))
+        yield fused(BOUNDARY, tp, "mnnvl", published=False, timeout_s=WATCHDOG_S)
+    # benchmarks/all_reduce.py: as they are served.
+    for tp, order, published in itertools.product((2, 4, 8), ("mnnvl", "node-local"), (False, True)):
+        served = AllReduceDualNormConstants.of(BOUNDARY, tp, order, published=published)
+        yield from with_publisher(served) if published else (served,)
+        if published:
+            yield dataclasses.replace(served, wait_last=True)
+
+
 CHAIN_NORM = dataclasses.replace(FRONT, hidden=1024)
 """A norm that feeds a GEMM, both launched dependently."""
 
@@ -151,6 +189,8 @@ def all_sets():
         *dual_norm_sets("triton-3.8"),
         *dual_norm_sets("triton-3.6"),
         *emulated_boundaries(),
+        *fused_sets(),
+        NO_PDL,
     ]
     return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals, CHAIN_NORM, *gemm_sets()]))
 

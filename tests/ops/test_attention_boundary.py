@@ -1,5 +1,6 @@
 """The attention boundary and o_proj from a stock layer: constants, refusals, what is built at which TP."""
 
+import importlib.util
 import types
 
 import pytest
@@ -172,16 +173,20 @@ def test_what_a_tensor_parallel_size_asks_for(backbone, duals):
         AttentionBoundary.build(_context(backbone, 4), layer, all_reduce=lambda x: x)
 
 
-@pytest.mark.skipif(context.missing(FUSED_MODULE) is None, reason="this version has the fused all-reduce")
-def test_without_the_fused_all_reduce_the_reason_is_given(backbone, duals):
-    why = "the all-reduce fused with the dual norm is not available in this version"
-    for tp in (2, 4, 8):
+@pytest.mark.parametrize(("module", "tps"), [(FUSED_MODULE, (2, 4, 8)), (GEMM_MODULE, (8,))])
+def test_without_a_part_the_reason_is_given(backbone, duals, monkeypatch, module, tps):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(context.importlib.util, "find_spec", lambda name: None if name == module else find(name))
+    why = context.missing(module)
+    assert why.endswith("is not available in this version")
+    for tp in tps:
         reason = AttentionBoundary.unsupported(vllm_config(tp))
         assert reason == f"an attention boundary at TP{tp} ({why})"
+    if module == FUSED_MODULE:
         with pytest.raises(NotAvailable, match=why):
-            AttentionBoundary.build(_context(backbone, tp), backbone.layers[0])
-    with pytest.raises(NotAvailable, match=why):
-        OProjection.build(_context(backbone, 8), backbone.layers[0])
+            AttentionBoundary.build(_context(backbone, 4), backbone.layers[0])
+        with pytest.raises(NotAvailable, match=why):
+            OProjection.build(_context(backbone, 8), backbone.layers[0])
 
 
 def test_unsupported_is_a_noun_phrase_or_none(later):

@@ -4,7 +4,15 @@ import inspect
 
 import pytest
 
-from muse_jit.ops import attention_boundary, dual_norm, layer_front, o_projection, stock_layer, unpooler
+from muse_jit.ops import (
+    all_reduce_dual_norm,
+    attention_boundary,
+    dual_norm,
+    layer_front,
+    o_projection,
+    stock_layer,
+    unpooler,
+)
 
 BOUNDARY, PROJECTION, FRONT = (
     attention_boundary.AttentionBoundary,
@@ -29,6 +37,12 @@ NAMES = [
     (attention_boundary.fused_all_reduce, ["ctx"]),
     (attention_boundary.producer_mailbox, ["ctx"]),
     (dual_norm.standalone_dual_norm, ["constants"]),
+    (all_reduce_dual_norm.AllReduceDualNorm, ["device_group", "cpu_group", "*device", "*sum_order"]),
+    (all_reduce_dual_norm.AllReduceDualNorm.bind, ["self", "constants", "published"]),
+    (
+        all_reduce_dual_norm.FusedDualNorm.run,
+        ["self", "partial", "stream", "post_weight", "alpha", "beta", "next_weight", "out"],
+    ),
     (stock_layer.boundary_constants, ["post", "connection", "pre"]),
     (stock_layer.row_norm_constants, ["norm", "*enable_pdl", "*x_fp32", "*stream", "*aux", "*release_early"]),
 ]

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from oracle import fp32
+from oracle import all_reduce, fp32
 from oracle.ptx_access import MemoryInstructions
 from oracle.ptx_cluster import Cluster
 from oracle.ptx_memory import BASE, DTYPES, GAP, Array, Memory
 from oracle.ptx_text import Kernel, PtxError, entries, operands_of
 
-__all__ = ["Kernel", "PtxError", "entries", "run"]
+__all__ = ["Kernel", "PtxError", "address_of", "entries", "run"]
 
 COMPARE: dict[str, Any] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
@@ -26,6 +26,8 @@ COMPARE: dict[str, Any] = {
 INTEGER: dict[str, Any] = {
     "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
+REACHED = 100
+"""Number of the first memory beyond the parameters."""
 FLOAT: dict[str, Any] = {"mul": fp32.mul, "add": fp32.add, "fma": fp32.fma}
 
 
@@ -36,23 +38,37 @@ def run(
     rsqrt: Callable[[Array], Array] = fp32.rsqrt,
     *,
     y: tuple[int, int] = (0, 1),
+    reached: list[Array] | None = None,
 ) -> None:
     """Run `ctas` CTAs of one value of (%ctaid.y, %nctaid.y), so that a kernel may branch by it.
 
-    Array arguments are global memory and are written in place; numbers are scalar parameters.
+    Array arguments are global memory and are written in place; numbers are scalar parameters. `reached` is memory
+    that no parameter points to, at the addresses `address_of`.
     """
     if len(arguments) != len(kernel.parameters):
         raise PtxError(f"{len(kernel.parameters)} parameters, {len(arguments)} arguments")
-    _Run(kernel, arguments, ctas, rsqrt, y).go()
+    _Run(kernel, arguments, ctas, rsqrt, y, reached or []).go()
+
+
+def address_of(number: int) -> int:
+    """Where a kernel finds the memory reached[number]."""
+    return BASE + (REACHED + number) * GAP
 
 
 class _Run(MemoryInstructions):
     def __init__(
-        self, kernel: Kernel, arguments: list[Any], ctas: int, rsqrt: Callable[[Array], Array], y: tuple[int, int]
+        self,
+        kernel: Kernel,
+        arguments: list[Any],
+        ctas: int,
+        rsqrt: Callable[[Array], Array],
+        y: tuple[int, int],
+        reached: list[Array],
     ) -> None:
         self.kernel, self.rsqrt = kernel, rsqrt
         self.shape = (ctas, kernel.threads)
         buffers = {i: a.reshape(-1).view(np.uint8) for i, a in enumerate(arguments) if isinstance(a, np.ndarray)}
+        buffers |= {REACHED + i: a.reshape(-1).view(np.uint8) for i, a in enumerate(reached)}
         self.memory = Memory(buffers, ctas, kernel.threads, kernel.shared_bytes)
         self.cluster = Cluster(self.memory, ctas, kernel.cluster)
         self.parameters = {
@@ -63,6 +79,7 @@ class _Run(MemoryInstructions):
             name: len(a) for name, a in zip(kernel.parameters, arguments, strict=True) if isinstance(a, np.ndarray)
         }
         self.scopes: list[dict[str, Any]] = [{}]
+        self.nanoseconds = 0
         grid = np.arange(ctas)[:, None]
         self.special = {
             "%tid.x": np.arange(kernel.threads), "%tid.y": 0, "%tid.z": 0, "%laneid": np.arange(kernel.threads) % 32,
@@ -117,6 +134,9 @@ class _Run(MemoryInstructions):
             total = sum(self.read(p, part_bits).astype(np.uint64) << np.uint64(i * int(part_bits))
                         for i, p in enumerate(parts))  # fmt: skip
             return np.asarray(total).astype(dtype)
+        if name == "%globaltimer":
+            self.nanoseconds += 10**9  # each look takes a second
+            return np.full(self.shape, self.nanoseconds, dtype)
         if name in self.special:
             return np.broadcast_to(np.asarray(self.special[name]).astype(dtype), self.shape)
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", name):
@@ -163,7 +183,7 @@ class _Run(MemoryInstructions):
             if mask is not None and mask.any() != mask.all():
                 raise PtxError(f"{statement!r} is not uniform")
             return None if mask is not None and not mask.any() else "ret" if parts[0] == "ret" else args[0]
-        if parts[0] == "griddepcontrol":
+        if parts[0] == "griddepcontrol" or name in ("fence.acq_rel.gpu", "bar.warp.sync"):
             return None
         if mask is None and self.cluster.whole(name):
             return None
@@ -186,6 +206,8 @@ class _Run(MemoryInstructions):
         sources = [np.ascontiguousarray(self.read(a, bits)).view(np.float32) for a in args[1:]]
         if parts == ["rsqrt", "approx", "ftz", "f32"]:
             result = self.rsqrt(sources[0])
+        elif parts == ["add", "rn", "ftz", "f32"]:
+            result = all_reduce.add_flushed(*sources)
         elif parts[1:-1] in ([], ["rn"]) and parts[0] in FLOAT:
             result = FLOAT[parts[0]](*sources)
         else:
@@ -270,9 +292,11 @@ class _Run(MemoryInstructions):
         return True
 
     def op_setp(self, parts: list[str], args: list[str], mask: Array | None) -> bool:
-        if len(parts) != 3 or parts[2][0] == "f":
+        if parts[-1][0] == "f" or len(parts) not in (3, 4):
             return False
-        result = COMPARE[parts[1]](self.typed(args[1], parts[2]), self.typed(args[2], parts[2]))
+        result = COMPARE[parts[1]](self.typed(args[1], parts[-1]), self.typed(args[2], parts[-1]))
+        if len(parts) == 4:  # joined with a predicate
+            result = INTEGER[parts[2]](result, self.predicate(args[3]))
         self.write(args[0], result, mask)
         return True
 

@@ -6,7 +6,12 @@ import numpy as np
 
 from oracle.ptx_cluster import Cluster
 from oracle.ptx_memory import DTYPES, Array, Memory
-from oracle.ptx_text import Kernel
+from oracle.ptx_text import Kernel, PtxError
+
+
+def _weak(parts: list[str]) -> list[str]:
+    """An access without the memory order, which means nothing to threads in lock step."""
+    return [parts[0], *parts[3:]] if parts[1] == "relaxed" else parts
 
 
 class MemoryInstructions:
@@ -34,6 +39,7 @@ class MemoryInstructions:
                 return False
             self.write(args[0], np.full(self.shape, known[name], DTYPES[parts[-1][1:]]), mask)
             return True
+        parts = _weak(parts)
         address = self.address(args[1], parts[1])
         for i, target in enumerate(args[0].strip("{} ").split(",")):
             self.write(target.strip(), self.memory.access(".".join(parts), address, i, mask, None), mask)
@@ -43,10 +49,29 @@ class MemoryInstructions:
         if parts[1] == "async":
             addresses = [self.address(args[i], "shared") for i in (0, 2)]
             return self.cluster.store(".".join(parts), addresses[0], self.read(args[1], "32"), addresses[1], mask)
+        parts = _weak(parts)
         address = self.address(args[0], parts[1])
         for i, source in enumerate(args[1].strip("{} ").split(",")):
             value = self.read(source.strip(), parts[-1][1:])
             self.memory.access(".".join(parts), address, i, mask, value)
+        return True
+
+    def op_atom(self, parts: list[str], args: list[str], mask: Array | None) -> bool:
+        """Compare and swap. Of several threads at one word the first one goes first, and must change it."""
+        if parts != ["atom", "relaxed", "gpu", "global", "cas", "b32"]:
+            return False
+        address, compare = self.address(args[1], "global"), self.read(args[2], "32")
+        active = self.memory.everyone if mask is None else mask
+        places = np.where(active, address, -1)
+        first = np.zeros(active.shape, bool)
+        first.reshape(-1)[np.unique(places, return_index=True)[1]] = True
+        first &= active
+        old = self.memory.access("ld.global.b32", address, 0, mask, None)
+        self.memory.access("st.global.b32", address, 0, first, np.where(old == compare, self.read(args[3], "32"), old))
+        later = self.memory.access("ld.global.b32", address, 0, mask, None)
+        if ((later == compare) & active & ~first).any():
+            raise PtxError("a second thread would swap the same word")
+        self.write(args[0], np.where(first, old, later), mask)
         return True
 
     def op_mapa(self, parts: list[str], args: list[str], mask: Array | None) -> bool:

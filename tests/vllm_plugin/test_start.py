@@ -73,7 +73,7 @@ def test_exactly_the_plans_norms_are_ensured_and_one_line_is_said(model, service
     worker = Worker(model, vllm_config(tp=8))
     _after(worker)
     plan = make_plan(Deployment(tp=8), ["sm_90a"])
-    # o_proj stays stock's; its GEMM is the decode builder's, which has it ensured when it makes the projections.
+    # o_proj and its all-reduce stay stock's; what takes their place is ensured when the decode builder makes it.
     norms = {p.constants for family in ("row_norm", "dual_norm") for p in plan.only(family).kernels}
     assert [set(asked) for asked in service.asked] == [norms]
     (line,) = _lines(caplog, logging.INFO)
