@@ -26,7 +26,7 @@ CONSTANTS = {
     "all_reduce_dual_norm": AllReduceDualNormConstants(
         8192, 1e-8, "before", 1.0, next_eps=1e-5, next_gain_center=1.0, tp=4
     ),
-    "small_m_gemm": SmallMGemmConstants(8192, 1024, 8, 64, 16, 1, 4),
+    "small_m_gemm": SmallMGemmConstants(8192, 1024, 16, 64, 4, 1, 4, 1, 1),
 }
 
 # Another value for each field, possible beside the values above.
@@ -67,11 +67,16 @@ OTHER = {
     "small_m_gemm": {
         "n": 4096,
         "k": 2048,
-        "rows": 16,
+        "rows": 32,
         "tile_n": 32,
         "warps": 8,
         "m_tiles": 2,
-        "depth": 2,
+        "copy_blocks": 2,
+        "stages": 2,
+        "x_depth": 2,
+        "cluster_k": 2,
+        "cluster_n": 2,
+        "instruction": "wgmma",
         "enable_pdl": False,
         "release_early": True,
     },
@@ -94,6 +99,7 @@ ALONG = {
     ("all_reduce_dual_norm", "alpha"): {"alpha_tensor": False},
     ("all_reduce_dual_norm", "next_has_weight"): {"next_gain_center": 0.0},
     ("all_reduce_dual_norm", "wait_last"): {"role": "consume"},
+    ("small_m_gemm", "cluster_n"): {"instruction": "wgmma"},
 }
 ONE_VALUE = {("all_reduce_dual_norm", "out_dtype")}
 """Fields of a base class that have one possible value here."""
