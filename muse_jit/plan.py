@@ -13,6 +13,7 @@ from muse_jit.constants.all_reduce_dual_norm import SUM_ORDERS, AllReduceDualNor
 from muse_jit.constants.base import ConstantSet
 from muse_jit.constants.dual_norm import DualNormConstants
 from muse_jit.constants.gemm_shapes import OPROJ, gemm_constants
+from muse_jit.constants.mailbox import CAPACITY, Shape
 from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.errors import ConstantsError, UsageError
@@ -205,10 +206,12 @@ def fused_boundary(deployment: Deployment, arch: str) -> AllReduceDualNormConsta
 
 
 def o_proj_gemm(deployment: Deployment, arch: str) -> tuple[SmallMGemmConstants, ...]:
-    """The GEMM of a rank's o_proj, x [b, heads * head_dim / TP] to [b, hidden]: one for each bucket of the rows."""
+    """The GEMM of a rank's o_proj, x [b, heads * head_dim / TP] to [b, hidden], which publishes what the boundary
+    consumes: one for each bucket of the rows."""
     model = deployment.model
     k = model.num_attention_heads // deployment.tp * model.head_dim
-    return gemm_constants(model.hidden_size, k, deployment.rows, arch, pdl=deployment.pdl, shape=OPROJ)
+    mailbox = Shape(deployment.tp, CAPACITY, model.hidden_size)
+    return gemm_constants(model.hidden_size, k, deployment.rows, arch, pdl=deployment.pdl, shape=OPROJ, mailbox=mailbox)
 
 
 def read_model(path: str) -> ModelConfig:

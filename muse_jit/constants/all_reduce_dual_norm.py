@@ -5,14 +5,10 @@ import math
 from typing import ClassVar, Self
 
 from muse_jit.constants.dual_norm import WARP, WIDTH, DualNormConstants
+from muse_jit.constants.mailbox import CAPACITY, MAX_CAPACITY, TPS, TRANSPORTS
 
-TPS = (2, 4, 8, 16)
 SUM_ORDERS = ("mnnvl", "node-local")
 ROLES = ("both", "consume", "publish")
-TRANSPORTS = ("peer", "multicast")
-CAPACITY = 64
-"""Rows of a mailbox unless said otherwise: the largest decode step that is planned for."""
-MAX_CAPACITY = 4096
 TIMEOUT_S = 30.0
 """How long a kernel waits for another rank before it gives up. A healthy rank is microseconds late, one that is busy on
 the host milliseconds to seconds; who is this late is not coming, and a GPU that waits cannot even be debugged."""

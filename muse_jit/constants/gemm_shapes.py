@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from muse_jit.constants.mailbox import Shape
 from muse_jit.constants.small_m_gemm import K_BLOCK, M_TILE, SHARED_BYTES, GemmShape, SmallMGemmConstants
 from muse_jit.errors import ConstantsError
 
@@ -94,12 +95,20 @@ def bucket_of(rows: int, buckets: tuple[int, ...] = BUCKETS) -> int:
 
 
 def gemm_constants(
-    n: int, k: int, rows: Iterable[int], arch: str, *, pdl: bool, shape: ByRows | GemmShape = UNPOOLER
+    n: int,
+    k: int,
+    rows: Iterable[int],
+    arch: str,
+    *,
+    pdl: bool,
+    shape: ByRows | GemmShape = UNPOOLER,
+    mailbox: Shape | None = None,
 ) -> tuple[SmallMGemmConstants, ...]:
     """The constant sets of x [b, k] weight [n, k]^T for every b of `rows`: one for each bucket needed, ascending.
 
     `shape` is the table's, bucket by bucket, or one shape for all of them. With `pdl` the next grid may start right
-    after this one's wait: a dependent waits for this whole grid before it reads.
+    after this one's wait: a dependent waits for this whole grid before it reads. `mailbox`: where the result is
+    published, too.
 
     Raises:
         ConstantsError: (a ValueError) no rows or too many; a shape that is not possible for a bucket; n or k for which
@@ -109,16 +118,23 @@ def gemm_constants(
     needed = sorted({bucket_of(count, buckets) for count in rows})
     if not needed:
         raise ConstantsError("rows is empty; the small-M GEMM needs the row counts that it is to be ready for")
-    return tuple(_constants(n, k, bucket, arch, _chosen(n, k, bucket, arch, shape), pdl=pdl) for bucket in needed)
+    chosen = ((bucket, _chosen(n, k, bucket, arch, shape)) for bucket in needed)
+    return tuple(_constants(n, k, bucket, arch, one, pdl=pdl, mailbox=mailbox) for bucket, one in chosen)
 
 
 def _chosen(n: int, k: int, bucket: int, arch: str, shape: ByRows | GemmShape) -> GemmShape:
     return shape if isinstance(shape, GemmShape) else shape_for(n, k, bucket, arch).shape
 
 
-def _constants(n: int, k: int, bucket: int, arch: str, shape: GemmShape, *, pdl: bool) -> SmallMGemmConstants:
+def _constants(
+    n: int, k: int, bucket: int, arch: str, shape: GemmShape, *, pdl: bool, mailbox: Shape | None = None
+) -> SmallMGemmConstants:
     """Checked for the architecture, too."""
     made = SmallMGemmConstants(n=n, k=k, rows=bucket, **shape._asdict(), enable_pdl=pdl, release_early=pdl)
+    if mailbox is not None:
+        if mailbox.width != n:
+            raise ConstantsError(f"n is {n}; the mailbox that it is published into is {mailbox.width} wide")
+        made = dataclasses.replace(made, publish_tp=mailbox.tp, transport=mailbox.transport, capacity=mailbox.capacity)
     made.validate_for(arch)
     return made
 

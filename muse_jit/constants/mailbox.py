@@ -2,6 +2,12 @@
 
 import dataclasses
 
+TPS = (2, 4, 8, 16)
+"""Ranks that can share a mailbox."""
+TRANSPORTS = ("peer", "multicast")
+CAPACITY = 64
+"""Rows of a mailbox unless said otherwise: the largest decode step that is planned for."""
+MAX_CAPACITY = 4096
 GENERATIONS = 3
 SENTINEL = 0x80008000 - (1 << 32)
 """A 32-bit word that nobody has stored to: two BF16 -0, as a signed number."""

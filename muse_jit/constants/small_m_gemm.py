@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from muse_jit.constants.base import ConstantSet
+from muse_jit.constants.mailbox import CAPACITY, MAX_CAPACITY, TPS, TRANSPORTS
 
 WARP = 32
 K_BLOCK = 32
@@ -79,6 +80,12 @@ class SmallMGemmConstants(ConstantSet):
     """Launch with programmatic dependent launch: the weight is read before the previous grid has finished."""
     release_early: bool = False
     """Let the next grid start right after the wait, not at the end; it must wait for this grid before it reads."""
+    publish_tp: int = 0
+    """Ranks of the mailbox that the result is published into, too: 2, 4, 8 or 16; 0: none. Its width is n."""
+    transport: str = "peer"
+    """The mailbox's: "peer" or "multicast"; "peer" without one."""
+    capacity: int = CAPACITY
+    """The mailbox's rows, at least `rows`; 64 without one."""
 
     @property
     def wgmma(self) -> bool:
@@ -135,6 +142,18 @@ class SmallMGemmConstants(ConstantSet):
         (self._validate_wgmma if self.wgmma else self._validate_mma)()
         if self.release_early and not self.enable_pdl:
             self.refuse("release_early", "it needs enable_pdl=True")
+        self._validate_mailbox()
+
+    def _validate_mailbox(self) -> None:
+        if self.publish_tp not in (0, *TPS):
+            self.refuse("publish_tp", f"allowed: 0, {', '.join(map(str, TPS))}")
+        self.require_choice("transport", TRANSPORTS)
+        if not self.publish_tp:
+            for name, default in (("transport", "peer"), ("capacity", CAPACITY)):
+                if getattr(self, name) != default:
+                    self.refuse(name, f"without a mailbox (publish_tp=0) it must be {default!r}")
+        elif not self.rows <= self.capacity <= MAX_CAPACITY:
+            self.refuse("capacity", f"it must be from rows = {self.rows} to {MAX_CAPACITY}")
 
     def _validate_clusters(self) -> None:
         for name in ("cluster_k", "cluster_n"):

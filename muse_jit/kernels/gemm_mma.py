@@ -31,9 +31,10 @@ class MmaGemm:
         self.constants = constants
 
     @cute.jit
-    def __call__(self, x: Any, weight: Any, out: Any, stream: Any) -> None:
+    def __call__(self, x: Any, weight: Any, out: Any, *mailbox_and_stream: Any) -> None:
         c = self.constants
-        self.kernel(x, weight, out).launch(
+        mailbox, stream = mailbox_and_stream[:-1], mailbox_and_stream[-1]
+        self.kernel(x, weight, out, mailbox).launch(
             grid=(c.n // c.tile_n * c.cluster_k, 1, 1),
             block=(c.threads, 1, 1),
             cluster=(c.cluster_k, 1, 1) if c.cluster_k > 1 else None,
@@ -42,10 +43,10 @@ class MmaGemm:
         )
 
     @cute.kernel
-    def kernel(self, x: Any, weight: Any, out: Any) -> None:
-        self.trace(x, weight, out)
+    def kernel(self, x: Any, weight: Any, out: Any, mailbox: tuple[Any, ...]) -> None:
+        self.trace(x, weight, out, mailbox)
 
-    def trace(self, x: Any, weight: Any, out: Any) -> None:
+    def trace(self, x: Any, weight: Any, out: Any, mailbox: tuple[Any, ...]) -> None:
         """The device code. Plain Python at compile time: every loop here is unrolled, every `if` is decided."""
         c = self.constants
         place = Place(c)
@@ -53,13 +54,14 @@ class MmaGemm:
         weights.open()
         exchange = Exchange(c, place)
         exchange.open()
+        result = Result(c, place, out, Int32(cute.size(x, mode=[0])), mailbox)
         if c.enable_pdl:
             cute.arch.griddepcontrol_wait()
             if c.release_early:
                 cute.arch.griddepcontrol_launch_dependents()
-        rows = Int32(cute.size(x, mode=[0]))
-        tokens = _Tokens(c, place, x, rows)
+        tokens = _Tokens(c, place, x, result.rows)
         x_ahead = [tokens.load(block) for block in range(c.x_depth)]
+        result.load_generations()
         n_tiles = c.rows // N_TILE
         sums = [[[Float32(0.0)] * 4 for _ in range(n_tiles)] for _ in range(c.m_tiles)]
         for block in range(c.blocks):
@@ -73,7 +75,7 @@ class MmaGemm:
                         b = (x_words[n][step], x_words[n][step + 1])
                         sums[m][n] = _mma(a, b, sums[m][n])
             weights.refill(block)
-        Result(c, place, out, rows).finish(sums, exchange)
+        result.finish(sums, exchange)
 
 
 class _Tokens:

@@ -9,8 +9,10 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cutlass_dsl import T
 
+from muse_jit.constants.mailbox import Shape
 from muse_jit.constants.small_m_gemm import M_TILE, N_TILE, OUTPUTS, WARP, SmallMGemmConstants
 from muse_jit.kernels import barrier, exact, memory
+from muse_jit.kernels.mailbox import Mailbox, canonical
 
 Sums = list[list[list[Float32]]]
 """Of a thread: for each 16-row tile of the weight and each 8-row tile of x the four results of an MMA fragment: row
@@ -49,12 +51,30 @@ class Place:
 
 
 class Result:
-    """From the parts of all warps to [b, n] in global memory."""
+    """From the parts of all warps to [b, n] in global memory, and where it is to be published to every rank.
 
-    def __init__(self, constants: SmallMGemmConstants, place: Place, out: Any, rows: Int32) -> None:
+    `mailbox`: none, or the mailbox's table and state (see `kernels.mailbox`).
+    """
+
+    def __init__(
+        self, constants: SmallMGemmConstants, place: Place, out: Any, rows: Int32, mailbox: tuple[Any, ...]
+    ) -> None:
+        c = constants
         self.constants, self.place, self.rows = constants, place, rows
-        self.out = out.iterator.toint() + Int64(place.tile) * Int64(2 * constants.tile_n)
-        self.threads = constants.warps * WARP
+        self.out = out.iterator.toint() + Int64(place.tile) * Int64(2 * c.tile_n)
+        self.threads = c.warps * WARP
+        self.mailbox = Mailbox(Shape(c.publish_tp, c.capacity, c.n, c.transport), *mailbox) if mailbox else None
+        self.generations: list[Int32] = []
+        if self.mailbox is not None:
+            self.mailbox.open()
+
+    def load_generations(self) -> None:
+        """Of the rows of x whose results this thread will store. After the wait for the previous grid, which may be the
+        boundary that advances them; long before they are needed."""
+        if self.mailbox is not None:
+            width = self.constants.tile_n // self.constants.cluster_k
+            tokens = [_divided(index, width // OUTPUTS)[0] for index, _ in self.shares(width)]
+            self.generations = [self.mailbox.generation(Int64(token)) for token in tokens]
 
     def finish(self, sums: Sums, exchange: "Exchange") -> None:
         """Add up and store. All warps that multiply call it, and no copy is in flight any more."""
@@ -73,14 +93,14 @@ class Result:
                     )
         self.sync()
         exchange.join()
-        for index, wanted in self.shares(c.tile_n):
+        for share, (index, wanted) in enumerate(self.shares(c.tile_n)):
             token, run = _divided(index, c.tile_n // OUTPUTS)
             address = self.place.shared + token * Int32(4 * c.pitch) + run * Int32(4 * OUTPUTS)
             values = _added(address, 4 * c.pitch * c.rows, c.k_slices)
             if c.cluster_k > 1:
                 exchange.send(token, run, values, wanted)
             else:
-                self.store(token, run, values, wanted)
+                self.store(share, token, run, values, wanted)
         if c.cluster_k > 1:
             self.finish_cluster(exchange)
 
@@ -89,10 +109,10 @@ class Result:
         c = self.constants
         exchange.wait()
         width = c.tile_n // c.cluster_k
-        for index, wanted in self.shares(width):
+        for share, (index, wanted) in enumerate(self.shares(width)):
             token, run = _divided(index, width // OUTPUTS)
             values = _added(exchange.base + index * Int32(4 * OUTPUTS), 4 * c.rows * width, c.cluster_k)
-            self.store(token, run + self.place.rank * Int32(width // OUTPUTS), values, wanted)
+            self.store(share, token, run + self.place.rank * Int32(width // OUTPUTS), values, wanted)
 
     def sync(self) -> None:
         """All warps that multiply."""
@@ -112,11 +132,17 @@ class Result:
                 found.append((exact.select(wanted, index, Int32(total - 1)), wanted))
         return found
 
-    def store(self, token: Int32, run: Int32, values: list[Float32], wanted: Int32 | None) -> None:
-        """OUTPUTS results of one row of x, rounded once, where there is such a row."""
+    def store(self, share: int, token: Int32, run: Int32, values: list[Float32], wanted: Int32 | None) -> None:
+        """OUTPUTS results of one row of x, rounded once, where there is such a row. Published first: that is a way."""
+        c = self.constants
         inside = Int32(token < self.rows) if wanted is None else Int32(token < self.rows) & wanted
-        target = self.out + Int64(token) * Int64(2 * self.constants.n) + Int64(run) * Int64(2 * OUTPUTS)
-        memory.store(target, 0, values, bf16=True, inside=inside)
+        words = [exact.fp32_to_bf16(values[i], values[i + 1]) for i in range(0, OUTPUTS, 2)]
+        if self.mailbox is not None:
+            column = self.place.tile * Int32(c.tile_n) + run * Int32(OUTPUTS)
+            ready = [canonical(word) for word in words]
+            self.mailbox.publish(ready, self.generations[share], Int64(token), column, own=True, inside=inside)
+        target = self.out + Int64(token) * Int64(2 * c.n) + Int64(run) * Int64(2 * OUTPUTS)
+        memory.store_words(target, 0, words, inside)
 
 
 class Exchange:

@@ -35,8 +35,9 @@ class WgmmaGemm:
         self.multiplier: Any = None
 
     @cute.jit
-    def __call__(self, x: Any, weight: Any, out: Any, stream: Any) -> None:
+    def __call__(self, x: Any, weight: Any, out: Any, *mailbox_and_stream: Any) -> None:
         c = self.constants
+        mailbox, stream = mailbox_and_stream[:-1], mailbox_and_stream[-1]
         line = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
         w_layout = cute.tile_to_shape(line, (c.tile_n, self.width, c.stages), (0, 1, 2))
         x_layout = cute.tile_to_shape(line, (c.rows, self.width, c.stages), (0, 1, 2))
@@ -52,7 +53,7 @@ class WgmmaGemm:
         operation = warpgroup.MmaF16BF16Op(BFloat16, Float32, (WGMMA_TILE, c.rows, STEP), source, major, major)
         mma = cute.make_tiled_mma(operation, (c.tile_n // WGMMA_TILE, 1, 1))
         cluster = c.cluster_k * c.cluster_n
-        self.kernel(x, out, w_copy, w_source, x_copy, x_source, w_layout, x_layout, mma).launch(
+        self.kernel(x, out, mailbox, w_copy, w_source, x_copy, x_source, w_layout, x_layout, mma).launch(
             grid=(c.n // c.tile_n * c.cluster_k, 1, 1),
             block=(c.threads, 1, 1),
             cluster=(cluster, 1, 1) if cluster > 1 else None,
@@ -65,6 +66,7 @@ class WgmmaGemm:
         self,
         x: Any,
         out: Any,
+        mailbox: tuple[Any, ...],
         w_copy: Any,
         w_source: Any,
         x_copy: Any,
@@ -79,7 +81,7 @@ class WgmmaGemm:
         w_shared = _tensor(memory_, w_layout)
         x_shared = _tensor(memory_ + c.stages * c.tile_n * self.width, x_layout)
         exchange = Exchange(c, place)
-        result = Result(c, place, out, Int32(cute.size(x, mode=[0])))
+        result = Result(c, place, out, Int32(cute.size(x, mode=[0])), mailbox)
         self.loader = _Loader(self, place, exchange, (w_copy, w_source, w_shared), (x_copy, x_source, x_shared))
         self.multiplier = _Multiplier(self, place, exchange, result, mma, w_shared, x_shared)
         warp = cute.arch.make_warp_uniform(place.warp)
@@ -184,6 +186,9 @@ class _Multiplier:
 
     def run(self) -> None:
         c, mma = self.constants, self.mma
+        if c.publish_tp and c.enable_pdl:
+            cute.arch.griddepcontrol_wait()
+        self.result.load_generations()
         if c.cluster_n > 1:
             exact.statement("barrier.cluster.wait.acquire.aligned;", "")
         slice_threads = c.tile_n // M_TILE * WARP

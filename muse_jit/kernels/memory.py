@@ -84,6 +84,11 @@ def store(base: Int64, offset: int, values: list[Float32], *, bf16: bool, inside
         words = [exact.fp32_to_bf16(values[i], values[i + 1]) for i in range(0, len(values), 2)]
     else:
         words = [exact.fp32_to_bits(value) for value in values]
+    store_words(base, offset, words, inside)
+
+
+def store_words(base: Int64, offset: int, words: list[Int32], inside: Int32 | None = None) -> None:
+    """The same for what is in its final form."""
     limit = VECTOR_BYTES // 4
     for first in range(0, len(words), limit):
         _store_words(base, offset + 4 * first, words[first : first + limit], inside)

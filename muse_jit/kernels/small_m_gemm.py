@@ -9,6 +9,9 @@ Two kernels: `gemm_mma` for every architecture, `gemm_wgmma` for sm_90a. `gemm_t
 
 from typing import Any
 
+import cutlass
+from cutlass.cute.runtime import make_fake_compact_tensor
+
 from muse_jit.constants.small_m_gemm import SmallMGemmConstants
 from muse_jit.kernels import build as building
 from muse_jit.kernels.gemm_mma import MmaGemm
@@ -16,14 +19,21 @@ from muse_jit.kernels.gemm_wgmma import WgmmaGemm
 
 
 def build(constants: SmallMGemmConstants, target: building.Target, dump_dir: Any = None) -> Any:
-    """Compile the GEMM; the result takes x [b, k], weight [n, k] and out [b, n], all BF16, 1 <= b <= rows."""
+    """Compile the GEMM; the result takes x [b, k], weight [n, k] and out [b, n], all BF16, 1 <= b <= rows.
+
+    With `publish_tp` it takes the mailbox's table int64 [tp + 2] and state int32 [capacity] behind them, and publishes
+    its results there, too; a kernel that consumes them must be the next to use the mailbox.
+    """
     c = constants
     c.validate_for(target.arch)
     rows = building.symbolic_rows()
-    operands = (
+    operands = [
         building.row_tensor("bf16", rows, c.k),
         building.row_tensor("bf16", c.n, c.k),
         building.row_tensor("bf16", rows, c.n),
-    )
+    ]
+    if c.publish_tp:
+        operands.append(make_fake_compact_tensor(cutlass.Int64, (c.publish_tp + 2,), assumed_align=8))
+        operands.append(make_fake_compact_tensor(cutlass.Int32, (c.capacity,), assumed_align=4))
     kernel = WgmmaGemm(c) if c.wgmma else MmaGemm(c)
     return building.compile_for(target, kernel, *operands, dump_dir=dump_dir)

@@ -5,13 +5,9 @@ from typing import Any, Self
 
 import torch
 
-from muse_jit.constants.all_reduce_dual_norm import (
-    CAPACITY,
-    SUM_ORDERS,
-    TIMEOUT_S,
-    AllReduceDualNormConstants,
-)
+from muse_jit.constants.all_reduce_dual_norm import SUM_ORDERS, TIMEOUT_S, AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import DualNormConstants
+from muse_jit.constants.mailbox import CAPACITY
 from muse_jit.ops.device import assert_not_capturing, check_operand, service_for
 from muse_jit.ops.dual_norm import DualNorm
 from muse_jit.ops.lamport_mailbox import LamportMailbox

@@ -10,8 +10,18 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from muse_jit.constants.all_reduce_dual_norm import CAPACITY, MAX_CAPACITY, TIMEOUT_S, TPS, TRANSPORTS
-from muse_jit.constants.mailbox import GENERATIONS, SENTINEL, Missing, Shape, missing_of
+from muse_jit.constants.all_reduce_dual_norm import TIMEOUT_S
+from muse_jit.constants.mailbox import (
+    CAPACITY,
+    GENERATIONS,
+    MAX_CAPACITY,
+    SENTINEL,
+    TPS,
+    TRANSPORTS,
+    Missing,
+    Shape,
+    missing_of,
+)
 from muse_jit.errors import RankMissing
 from muse_jit.ops.device import assert_not_capturing
 from muse_jit.ops.ranks import TorchPeers

@@ -12,6 +12,7 @@ from muse_jit.constants.all_reduce_dual_norm import AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import ORDERS, DualNormConstants
 from muse_jit.constants.gemm_shapes import BUCKETS, default_shape, gemm_constants
 from muse_jit.constants.row_norm import RowNormConstants
+from muse_jit.constants.mailbox import Shape
 from muse_jit.constants.small_m_gemm import GemmShape, SmallMGemmConstants
 from muse_jit.plan import Deployment, attention_boundary
 
@@ -172,12 +173,33 @@ def other_gemms():
         (512, 64, GemmShape(32, 2, 2)),
         (1024, 32, GemmShape(16, 2, 1)),
         (1024, 24, GemmShape(128, 8, 1)),
+        (1024, 64, GemmShape(64, 4, 1, 4, 6, 1, 1, 2, "wgmma")),
+        (2048, 32, GemmShape(64, 4, 1, 2, 5, 1, 1, 4, "wgmma")),
+        (2048, 48, GemmShape(128, 8, 1, 2, 5, 1, 2, 1, "wgmma")),
+        (1024, 16, GemmShape(64, 8, 1, 2, 6, 1, 4, 1, "wgmma")),
+        (1024, 40, GemmShape(128, 16, 1, 2, 4, 1, 1, 1, "wgmma")),
     ):
         yield SmallMGemmConstants(n=8192, k=k, rows=rows, **shape._asdict(), release_early=True)
 
 
+def publishing_gemms():
+    """o_proj into a mailbox, as served at TP8 and as it could be elsewhere; and every way to divide the work."""
+    for tp in (2, 4, 8):
+        yield from gemm_constants(8192, 8192 // tp, BUCKETS, ARCH, pdl=True, mailbox=Shape(tp, 64, 8192))
+    for rows, shape in PUBLISHING_SHAPES:
+        yield from gemm_constants(8192, 1024, [rows], ARCH, pdl=True, shape=shape, mailbox=Shape(8, 64, 8192))
+
+
+PUBLISHING_SHAPES = (
+    (8, GemmShape(32, 4, 1)),
+    (64, GemmShape(32, 4, 2, cluster_k=4)),
+    (16, GemmShape(64, 8, 1, 2, 4, 1, 2, 1, "wgmma")),
+    (64, GemmShape(64, 4, 1, 4, 6, 1, 1, 4, "wgmma")),
+)
+
+
 def gemm_sets():
-    """All of these, each once."""
+    """All that publish nothing, each once."""
     return list(dict.fromkeys([*shipped_gemms(), *default_gemms(), *other_gemms()]))
 
 
@@ -192,7 +214,11 @@ def all_sets():
         *fused_sets(),
         NO_PDL,
     ]
-    return list(dict.fromkeys([*front_sets(), *row_norm_sets(), *other_widths(), *duals, CHAIN_NORM, *gemm_sets()]))
+    return list(
+        dict.fromkeys(
+            [*front_sets(), *row_norm_sets(), *other_widths(), *duals, CHAIN_NORM, *gemm_sets(), *publishing_gemms()]
+        )
+    )
 
 
 def main():
