@@ -11,8 +11,8 @@ from muse_jit.constants import gemm_shapes
 from muse_jit.constants.all_reduce_dual_norm import AllReduceDualNormConstants
 from muse_jit.constants.dual_norm import ORDERS, DualNormConstants
 from muse_jit.constants.gemm_shapes import BUCKETS, default_shape, gemm_constants
-from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.constants.mailbox import Shape
+from muse_jit.constants.row_norm import RowNormConstants
 from muse_jit.constants.small_m_gemm import GemmShape, SmallMGemmConstants
 from muse_jit.plan import Deployment, attention_boundary
 
