@@ -192,7 +192,7 @@ def publishing_gemms():
 
 PUBLISHING_SHAPES = (
     (8, GemmShape(32, 4, 1)),
-    (64, GemmShape(32, 4, 2, cluster_k=4)),
+    (64, GemmShape(32, 4, 2, 2, 1, cluster_k=4)),
     (16, GemmShape(64, 8, 1, 2, 4, 1, 2, 1, "wgmma")),
     (64, GemmShape(64, 4, 1, 4, 6, 1, 1, 4, "wgmma")),
 )
