@@ -13,6 +13,7 @@ M_TILE, N_TILE = 16, 8
 """The MMA's tile: 16 rows of the weight (outputs) times 8 rows of x (tokens)."""
 WGMMA_TILE = 64
 """Rows of the weight that four warps multiply together with wgmma."""
+WGMMA_ROWS = (8, 16, 32, 48, 64)
 OUTPUTS = 8
 """Outputs that a thread adds up and stores: 16 bytes."""
 
@@ -180,6 +181,8 @@ class SmallMGemmConstants(ConstantSet):
     def _validate_wgmma(self) -> None:
         if self.m_tiles != 1 or self.x_depth != 1:
             self.refuse("m_tiles" if self.m_tiles != 1 else "x_depth", "it must be 1 with instruction 'wgmma'")
+        if self.rows not in WGMMA_ROWS:  # wgmma itself would take every multiple of 8; the compiler (4.8.1) aborts
+            self.refuse("rows", f"allowed with instruction 'wgmma': {', '.join(map(str, WGMMA_ROWS))}")
         if self.tile_n % WGMMA_TILE:
             self.refuse("tile_n", f"it must be a multiple of {WGMMA_TILE} with instruction 'wgmma'")
         if self.copy_blocks % 2:

@@ -177,7 +177,7 @@ def other_gemms():
         (2048, 32, GemmShape(64, 4, 1, 2, 5, 1, 1, 4, "wgmma")),
         (2048, 48, GemmShape(128, 8, 1, 2, 5, 1, 2, 1, "wgmma")),
         (1024, 16, GemmShape(64, 8, 1, 2, 4, 1, 4, 1, "wgmma")),
-        (1024, 40, GemmShape(128, 16, 1, 2, 4, 1, 1, 1, "wgmma")),
+        (1024, 32, GemmShape(128, 16, 1, 2, 4, 1, 1, 1, "wgmma")),
     ):
         yield SmallMGemmConstants(n=8192, k=k, rows=rows, **shape._asdict(), release_early=True)
 
