@@ -77,7 +77,7 @@ def test_what_cannot_be_names_the_field(change, message):
     ("change", "message"),
     [
         ({"m_tiles": 4, "warps": 1}, r"m_tiles is 4; it must be 1 with instruction 'wgmma'"),
-        ({"rows": 40}, r"rows is 40; allowed with instruction 'wgmma': 8, 16, 32, 48, 64"),
+        ({"rows": 40, "cluster_n": 1}, r"rows is 40; allowed with instruction 'wgmma': 8, 16, 32, 48, 64"),
         ({"x_depth": 2}, r"x_depth is 2; it must be 1 with instruction 'wgmma'"),
         ({"tile_n": 32, "warps": 2}, r"tile_n is 32; it must be a multiple of 64 with instruction 'wgmma'"),
         ({"copy_blocks": 1}, r"copy_blocks is 1; it must be even"),
