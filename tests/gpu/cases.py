@@ -183,11 +183,13 @@ def other_gemms():
 
 
 def publishing_gemms():
-    """o_proj into a mailbox, as served at TP8 and as it could be elsewhere; and every way to divide the work."""
-    for tp in (2, 4, 8):
-        yield from gemm_constants(8192, 8192 // tp, BUCKETS, ARCH, pdl=True, mailbox=Shape(tp, 64, 8192))
-    for rows, shape in PUBLISHING_SHAPES:
-        yield from gemm_constants(8192, 1024, [rows], ARCH, pdl=True, shape=shape, mailbox=Shape(8, 64, 8192))
+    """o_proj into a mailbox, as served at TP8 and as it could be elsewhere, and every way to divide the work; and the
+    same without one, to compare with."""
+    for tp, mailbox in itertools.product((2, 4, 8), (True, False)):
+        box = Shape(tp, 64, 8192) if mailbox else None
+        yield from gemm_constants(8192, 8192 // tp, BUCKETS, ARCH, pdl=True, mailbox=box)
+    for (rows, shape), box in itertools.product(PUBLISHING_SHAPES, (Shape(8, 64, 8192), None)):
+        yield from gemm_constants(8192, 1024, [rows], ARCH, pdl=True, shape=shape, mailbox=box)
 
 
 PUBLISHING_SHAPES = (
