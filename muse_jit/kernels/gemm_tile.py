@@ -159,6 +159,7 @@ class Exchange:
             return
         size = self.constants.exchange_bytes
         barrier.init(self.base, {size: 1}, self.place.thread)
+        cute.arch.sync_warp()  # the same lane, but racecheck takes an initialisation for the whole warp's
         barrier.expect(self.base, size, size, self.place.thread)
         exact.statement("barrier.cluster.arrive.relaxed.aligned;", "")
 

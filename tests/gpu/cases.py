@@ -46,6 +46,12 @@ def row_norm_sets():
         )
 
 
+def prepared_sets():
+    """Sets that nothing else launches, for what the first launch in a process is about."""
+    for n in range(3):
+        yield RowNormConstants(hidden=2048 + 256 * n, eps=1e-5, has_weight=True, gain_center=1.0)
+
+
 def other_widths():
     """Widths that need padding, and the widest."""
     for hidden in (8, 64, 1000, 4096, 7168, 16384):
@@ -218,7 +224,16 @@ def all_sets():
     ]
     return list(
         dict.fromkeys(
-            [*front_sets(), *row_norm_sets(), *other_widths(), *duals, CHAIN_NORM, *gemm_sets(), *publishing_gemms()]
+            [
+                *front_sets(),
+                *row_norm_sets(),
+                *other_widths(),
+                *prepared_sets(),
+                *duals,
+                CHAIN_NORM,
+                *gemm_sets(),
+                *publishing_gemms(),
+            ]
         )
     )
 

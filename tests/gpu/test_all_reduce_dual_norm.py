@@ -68,7 +68,7 @@ class Ranks:
             self.bound[rank].run(*operands)
 
         if self.published:
-            for publisher, partial in zip(self.publishers, partials, strict=True):
+            for publisher, partial in zip(self.publishers, partials, strict=bool(self.publishers)):
                 publisher.run(partial)
             for rank in range(self.tp):
                 boundary(rank)

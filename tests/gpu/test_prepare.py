@@ -1,19 +1,23 @@
 """Loading a GPU module ahead of a capture, and what the guard says during one, on a real device."""
 
 import dataclasses
+import pathlib
+import sys
 import threading
 
 import pytest
 import torch
 
-from muse_jit import RowNormConstants
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import cases
+
 from muse_jit.errors import CompileDuringCapture, LoadError
 from muse_jit.loader.kernel import Kernel
 from muse_jit.ops.device import service_for
 
 pytestmark = pytest.mark.gpu
 
-SETS = [RowNormConstants(hidden=2048 + 256 * n, eps=1e-5, has_weight=True, gain_center=1.0) for n in range(3)]
+SETS = list(cases.prepared_sets())
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class Projections:
 
 def _ranks(tp, **options):
     ranks = Ranks(tp, "mnnvl", cases.BOUNDARY, published=True, **options)
-    ranks.publishers = []
+    ranks.publishers = []  # the GEMMs are
     return ranks
 
 
