@@ -106,6 +106,8 @@ def emulated_boundaries():
 
 FUSED_TIMEOUT_S, WATCHDOG_S = 5.0, 1.0
 """The watchdog's limit in tests, and in those in which a rank is missing."""
+PROCESSES_TIMEOUT_S = 20.0
+"""Where processes take turns on one GPU."""
 BOUNDARY = attention_boundary(Deployment(), "sm_90a")
 NO_PDL = dataclasses.replace(BOUNDARY, enable_pdl=False, release_early=False)
 
@@ -133,6 +135,8 @@ def fused_sets():
     for tp in (2, 4, 8):
         yield from with_publisher(fused(BOUNDARY, tp, "mnnvl", published=True, timeout_s=WATCHDOG_S))
         yield fused(BOUNDARY, tp, "mnnvl", published=False, timeout_s=WATCHDOG_S)
+    for tp, published in itertools.product((2, 4, 8), (False, True)):
+        yield fused(BOUNDARY, tp, "mnnvl", published=published, timeout_s=PROCESSES_TIMEOUT_S)
     # benchmarks/all_reduce.py: as they are served.
     for tp, order, published in itertools.product((2, 4, 8), ("mnnvl", "node-local"), (False, True)):
         served = AllReduceDualNormConstants.of(BOUNDARY, tp, order, published=published)
@@ -222,20 +226,8 @@ def all_sets():
         *fused_sets(),
         NO_PDL,
     ]
-    return list(
-        dict.fromkeys(
-            [
-                *front_sets(),
-                *row_norm_sets(),
-                *other_widths(),
-                *prepared_sets(),
-                *duals,
-                CHAIN_NORM,
-                *gemm_sets(),
-                *publishing_gemms(),
-            ]
-        )
-    )
+    norms = [*front_sets(), *row_norm_sets(), *other_widths(), *prepared_sets(), *duals, CHAIN_NORM]
+    return list(dict.fromkeys([*norms, *gemm_sets(), *publishing_gemms()]))
 
 
 def main():
