@@ -1,4 +1,4 @@
-"""The publishing GEMM on one GPU, which plays all ranks: what it writes, what arrives, what the boundary makes of it."""
+"""The publishing GEMM on one GPU that plays all ranks: what it writes, what arrives, what the boundary makes of it."""
 
 import pathlib
 import sys
