@@ -12,7 +12,6 @@
       VerifyMismatch            service: a recompiled kernel is not what is stored (mode verify)
       LoadError                 loader/: a verified library cannot be opened or lacks its symbol
       MissForbidden             service: a miss while compiling is forbidden, by the mode or once the engine serves
-      NotAvailable              ops/: an object that this version of the package does not have
       RankMissing               ops/: a kernel waited in vain for another rank's part of an all-reduce
       CompileDuringCapture      service: anything but a memory hit during a CUDA graph capture
       CacheUnusable             store/: the cache folder cannot be used for what was asked (exit code 3)
@@ -79,10 +78,6 @@ class LoadError(MuseJitError):
 
 class MissForbidden(MuseJitError):
     """A kernel is not in the cache and compiling is forbidden."""
-
-
-class NotAvailable(MuseJitError):
-    """A runtime object that this version does not have, or a deployment it cannot serve; says why."""
 
 
 class RankMissing(MuseJitError):

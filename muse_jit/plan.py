@@ -33,7 +33,7 @@ PACKAGE_GEMM_TPS = (8,)
 """Where o_proj is the package's small-M GEMM, which publishes its partial sum into the boundary's mailbox."""
 
 # What each tensor parallel size launches beside the row norm. The standalone dual norm follows stock's all-reduce in a
-# deployment without options, at every size. Families without constants yet are `unavailable`.
+# deployment without options, at every size.
 _BOUNDARY = {
     1: ("dual_norm",),
     2: ("dual_norm", "all_reduce_dual_norm"),
@@ -81,11 +81,11 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a deployment needs, and what of it this version cannot build."""
+    """What a deployment needs."""
 
     kernels: tuple[Planned, ...]
     unavailable: tuple[tuple[str, str], ...] = ()
-    """Kernel family and why it is missing."""
+    """Kernel family and why it is missing: of a plan that was read. This version can build all that it plans."""
     origin: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The selection that led here, for people who read the plan."""
 
@@ -132,16 +132,13 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
         raise UsageError(f"rows {list(deployment.rows)}; each must be from 1 to {ROWS[-1]}")
     checked = tuple(dict.fromkeys(check_arch(a) for a in arches))
     kernels = [Planned(c, arch) for arch in checked for c in layer_front(deployment)]
-    unavailable = []
     for family in _BOUNDARY[tp]:
         if family == "dual_norm":
             kernels += [Planned(attention_boundary(deployment, arch), arch) for arch in checked]
         elif family == "all_reduce_dual_norm":
             kernels += [Planned(fused_boundary(deployment, arch), arch) for arch in checked]
-        elif family == "small_m_gemm":
-            kernels += [Planned(constants, arch) for arch in checked for constants in o_proj_gemm(deployment, arch)]
         else:
-            unavailable.append((family, "this version cannot build it yet"))
+            kernels += [Planned(constants, arch) for arch in checked for constants in o_proj_gemm(deployment, arch)]
     origin = {
         "model": model.name,
         "tp": tp,
@@ -150,7 +147,7 @@ def make_plan(deployment: Deployment, arches: Iterable[str]) -> Plan:
         "sum_order": deployment.sum_order,
         "pdl": deployment.pdl,
     }
-    return Plan(tuple(kernels), tuple(unavailable), origin)
+    return Plan(tuple(kernels), origin=origin)
 
 
 def layer_front(deployment: Deployment) -> tuple[RowNormConstants, RowNormConstants]:

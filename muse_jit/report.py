@@ -44,7 +44,7 @@ class Report:
     seconds: float
     cache_dir: str
     unavailable: tuple[tuple[str, str], ...] = ()
-    """Kernel families that were wanted and that this version cannot build, and why."""
+    """Kernel families that the plan names without kernels, and why."""
 
     def count(self, status: str) -> int:
         """How many kernels have a status."""

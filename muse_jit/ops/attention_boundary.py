@@ -8,16 +8,10 @@ from typing import Any
 import torch
 
 from muse_jit.constants.dual_norm import DualNormConstants
-from muse_jit.ops.context import (
-    ALL_REDUCE_TPS,
-    FUSED_MODULE,
-    FUSED_TPS,
-    GEMM_MODULE,
-    H,
-    missing,
-    require,
-)
+from muse_jit.ops.all_reduce_dual_norm import AllReduceDualNorm
+from muse_jit.ops.context import ALL_REDUCE_TPS, FUSED_TPS, H
 from muse_jit.ops.dual_norm import standalone_dual_norm
+from muse_jit.ops.lamport_mailbox import LamportMailbox
 from muse_jit.ops.stock_layer import boundary_constants, require_target_layer
 from muse_jit.plan import PACKAGE_GEMM_TPS
 
@@ -29,7 +23,7 @@ Weights = tuple[torch.Tensor | None, torch.Tensor | float, torch.Tensor, torch.T
 find_tp_group: Callable[[], Any] | None = None
 """How the process's tensor parallel group is found, where an engine's builder gives a device group only."""
 
-_fused: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_fused: "weakref.WeakKeyDictionary[Any, AllReduceDualNorm]" = weakref.WeakKeyDictionary()
 
 
 class AttentionBoundary:
@@ -47,12 +41,7 @@ class AttentionBoundary:
     def unsupported(cls, vllm_config: Any) -> str | None:
         """Why this deployment cannot have the boundary, as a noun phrase; None where it can."""
         tp = vllm_config.parallel_config.tensor_parallel_size
-        if tp not in FUSED_TPS and tp not in ALL_REDUCE_TPS:
-            return f"an attention boundary at TP{tp}"
-        needed = [FUSED_MODULE] if tp in FUSED_TPS else []
-        needed += [GEMM_MODULE] if tp in PACKAGE_GEMM_TPS else []
-        why = next(filter(None, map(missing, needed)), None)
-        return None if why is None else f"an attention boundary at TP{tp} ({why})"
+        return None if tp in (*FUSED_TPS, *ALL_REDUCE_TPS) else f"an attention boundary at TP{tp}"
 
     @classmethod
     def build(cls, ctx: Any, layer: Any, *, all_reduce: AllReduce | None = None) -> "AttentionBoundary":
@@ -64,14 +53,13 @@ class AttentionBoundary:
         Raises:
             ValueError: no layer, a layer of a draft model, another hidden size, a norm over a part of it, gates that
                 are not there, an all-reduce too many or missing, or no boundary at this tensor parallel size.
-            NotAvailable: this version has no fused all-reduce.
             CompileDuringCapture: a CUDA graph is being captured.
         """
         constants, weights = _read(ctx, layer)
         if ctx.tp in FUSED_TPS:
             if all_reduce is not None:
                 raise ValueError(f"TP{ctx.tp} fuses its all-reduce; none must be given")
-            op = fused_all_reduce(ctx).bind(constants, published=producer_mailbox(ctx) is not None)
+            op: Any = fused_all_reduce(ctx).bind(constants, published=producer_mailbox(ctx) is not None)
         elif ctx.tp in ALL_REDUCE_TPS:
             if all_reduce is None:
                 raise ValueError(f"TP{ctx.tp} needs the all-reduce")
@@ -116,18 +104,16 @@ def _read(ctx: Any, layer: Any) -> tuple[DualNormConstants, Weights]:
     return constants, (post_weight, connection.alpha, connection.beta, pre.weight if pre.has_weight else None)
 
 
-def fused_all_reduce(ctx: Any) -> Any:
+def fused_all_reduce(ctx: Any) -> AllReduceDualNorm:
     """The model's AllReduceDualNorm, with the mailbox that all its layers share; made on first use.
 
     Collective over the tensor parallel group then. It sums in the order of stock's all-reduce (`all_reduce_order`).
 
     Raises:
         ValueError: `ctx.group` is not a tensor parallel group of `ctx.tp` ranks, or no fused order is known there.
-        NotAvailable: this version has no fused all-reduce.
     """
     shared = _fused.get(ctx.backbone)
     if shared is None:
-        made_by = require(FUSED_MODULE)
         group = ctx.group if find_tp_group is None else find_tp_group()
         device_group, cpu_group = (getattr(group, name, None) for name in ("device_group", "cpu_group"))
         known = device_group is not None and cpu_group is not None and ctx.group in (group, device_group)
@@ -135,13 +121,13 @@ def fused_all_reduce(ctx: Any) -> Any:
             raise ValueError(f"the attention boundary takes the tensor parallel group of {ctx.tp} ranks")
         if ctx.tp not in FUSED_TPS or ctx.all_reduce_order is None:
             raise ValueError(f"TP{ctx.tp} has no fused all-reduce in the order of stock's")
-        shared = made_by.AllReduceDualNorm(device_group, cpu_group, device=ctx.device, sum_order=ctx.all_reduce_order)
+        shared = AllReduceDualNorm(device_group, cpu_group, device=ctx.device, sum_order=ctx.all_reduce_order)
         _fused[ctx.backbone] = shared
         logger.info("attention boundary at TP%d: all-reduce fused, summing as %s", ctx.tp, ctx.all_reduce_order)
     return shared
 
 
-def producer_mailbox(ctx: Any) -> Any:
+def producer_mailbox(ctx: Any) -> LamportMailbox | None:
     """The fused boundary's mailbox where o_proj publishes its partial sum into it (TP8), else None.
 
     The one place that decides it, for the projection (which GEMM) and for the boundary (whether it publishes).

@@ -1,6 +1,5 @@
 """OProjection: this rank's part of the attention's output projection, before the all-reduce."""
 
-import importlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +7,10 @@ from typing import Any
 import torch
 
 from muse_jit.ops.attention_boundary import producer_mailbox
-from muse_jit.ops.context import GEMM_MODULE, H, require
+from muse_jit.ops.context import H
 from muse_jit.ops.device import assert_not_capturing, check_operand
+from muse_jit.ops.lamport_mailbox import LamportMailbox
+from muse_jit.ops.unpooler import OPROJ, Unpooler
 from muse_jit.plan import ROWS
 
 logger = logging.getLogger("muse_jit")
@@ -31,12 +32,16 @@ class OProjection:
 
     Raises:
         ValueError: the weight is not what is said above, or the package's GEMM cannot have it or so many rows.
-        NotAvailable: a mailbox was given and this version has no publishing GEMM.
         CompileDuringCapture: a CUDA graph is being captured.
     """
 
     def __init__(
-        self, weight: torch.Tensor, rows: Sequence[int] = ROWS, mailbox: Any = None, *, package_gemm: bool = False
+        self,
+        weight: torch.Tensor,
+        rows: Sequence[int] = ROWS,
+        mailbox: LamportMailbox | None = None,
+        *,
+        package_gemm: bool = False,
     ) -> None:
         assert_not_capturing("OProjection")
         if weight.dtype != torch.bfloat16 or weight.dim() != 2:
@@ -45,11 +50,9 @@ class OProjection:
             raise ValueError(f"the o_proj weight must be a contiguous [{H}, K], not {tuple(weight.shape)}")
         self.weight = weight
         self.inputs = weight.shape[1]
-        self.gemm: Any = None
+        self.gemm: Unpooler | None = None
         if mailbox is not None or package_gemm:
-            # Only with a mailbox must the version have an epilogue that publishes.
-            made_by = importlib.import_module(GEMM_MODULE) if mailbox is None else require(GEMM_MODULE)
-            self.gemm = made_by.Unpooler(weight, mailbox, shape=made_by.OPROJ, rows=rows)
+            self.gemm = Unpooler(weight, mailbox, shape=OPROJ, rows=rows)
             return
         for count in rows:
             self.run(weight.new_zeros(count, self.inputs), weight.new_empty(count, H))
@@ -61,7 +64,6 @@ class OProjection:
         Raises:
             RuntimeError: o_proj is quantised or has a bias.
             ValueError: its weight is not a contiguous BF16 [8192, K].
-            NotAvailable: at TP8, where this version has no publishing GEMM.
         """
         o_proj = layer.self_attn.o_proj
         method = getattr(o_proj, "quant_method", None)

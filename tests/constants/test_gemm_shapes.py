@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from muse_jit.constants import gemm_shapes
 from muse_jit.constants.gemm_shapes import BUCKETS, OPROJ, UNPOOLER, bucket_of, default_shape, gemm_constants, shape_for
+from muse_jit.constants.mailbox import Shape
 from muse_jit.constants.small_m_gemm import SHARED_BYTES, GemmShape
 from muse_jit.errors import ConstantsError
 
@@ -128,6 +129,29 @@ def test_one_constant_set_for_each_bucket_that_is_needed():
     assert sets == gemm_constants(8192, 1024, (64, 3), "sm_90a", pdl=False, shape=UNPOOLER)
     with pytest.raises(ConstantsError, match=r"^rows is empty"):
         gemm_constants(8192, 1024, (), "sm_90a", pdl=True)
+
+
+@pytest.mark.parametrize("shape", [OPROJ, GemmShape(64, 8, 2)])
+def test_with_a_mailbox_all_sets_carry_it_and_nothing_else_changes(shape):
+    plain = gemm_constants(8192, 1024, (1, 64), "sm_90a", pdl=True, shape=shape)
+    assert [(c.publish_tp, c.transport, c.capacity) for c in plain] == [(0, "peer", 64)] * 2
+    for mailbox in (Shape(8, 64, 8192), Shape(4, 96, 8192, "multicast")):
+        sets = gemm_constants(8192, 1024, (1, 64), "sm_90a", pdl=True, shape=shape, mailbox=mailbox)
+        published = {"publish_tp": mailbox.tp, "transport": mailbox.transport, "capacity": mailbox.capacity}
+        assert [c.as_dict() for c in sets] == [{**c.as_dict(), **published} for c in plain]
+
+
+@pytest.mark.parametrize(
+    ("mailbox", "message"),
+    [
+        (Shape(8, 64, 4096), "^n is 8192; the mailbox that it is published into is 4096 wide$"),
+        (Shape(3, 64, 8192), r"SmallMGemmConstants\.publish_tp is 3; "),
+        (Shape(8, 32, 8192), r"SmallMGemmConstants\.capacity is 32; it must be from rows = 64 "),
+    ],
+)
+def test_a_mailbox_that_does_not_fit_is_refused(mailbox, message):
+    with pytest.raises(ConstantsError, match=message):
+        gemm_constants(8192, 1024, (64,), "sm_90a", pdl=True, shape=OPROJ, mailbox=mailbox)
 
 
 def test_one_shape_for_all_buckets_must_be_possible_for_each():

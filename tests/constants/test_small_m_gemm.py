@@ -94,6 +94,40 @@ def test_what_cannot_be_with_wgmma_names_the_field(change, message):
         dataclasses.replace(WGMMA, **change)
 
 
+PUBLISHING = dataclasses.replace(WGMMA, publish_tp=8)
+
+
+def test_a_mailbox_is_as_large_as_it_must_be():
+    assert (MMA.publish_tp, MMA.transport, MMA.capacity) == (0, "peer", 64)
+    assert (PUBLISHING.publish_tp, PUBLISHING.transport, PUBLISHING.capacity) == (8, "peer", 64)
+    for tp in (2, 4, 8, 16):
+        made = dataclasses.replace(MMA, publish_tp=tp, transport="multicast", capacity=8)
+        assert (made.publish_tp, made.transport, made.capacity) == (tp, "multicast", 8)
+        assert made.shared_bytes == MMA.shared_bytes  # results go straight from registers
+    assert dataclasses.replace(PUBLISHING, capacity=4096).capacity == 4096
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (MMA, {"publish_tp": 3}, r"publish_tp is 3; allowed: 0, 2, 4, 8, 16"),
+        (MMA, {"publish_tp": 1}, r"publish_tp is 1; "),
+        (MMA, {"publish_tp": -2}, r"publish_tp is -2; "),
+        (MMA, {"publish_tp": True}, r"publish_tp is True; it must be of type int exactly"),
+        (PUBLISHING, {"transport": "nvls"}, r"transport is 'nvls'; "),
+        (MMA, {"transport": "nvls"}, r"transport is 'nvls'; "),
+        (MMA, {"transport": "multicast"}, r"transport is 'multicast'; without a mailbox \(publish_tp=0\) .* 'peer'"),
+        (MMA, {"capacity": 32}, r"capacity is 32; without a mailbox \(publish_tp=0\) it must be 64"),
+        (PUBLISHING, {"capacity": 63}, r"capacity is 63; it must be from rows = 64 to 4096"),
+        (PUBLISHING, {"capacity": 4097}, r"capacity is 4097; "),
+        (PUBLISHING, {"publish_tp": 0, "capacity": 128}, r"capacity is 128; without a mailbox"),
+    ],
+)
+def test_what_cannot_be_of_a_mailbox_names_the_field(base, change, message):
+    with pytest.raises(ConstantsError, match=rf"SmallMGemmConstants\.{message}"):
+        dataclasses.replace(base, **change)
+
+
 def test_what_does_not_fit_an_architecture_names_it():
     large = dataclasses.replace(WGMMA, stages=7)
     large.validate_for("sm_90a")

@@ -1,10 +1,10 @@
 """The small-M GEMM as compiled: what is sent for when, how wide, and that nothing spills. Results: tests/gpu."""
 
+import dataclasses
 import functools
 import pathlib
 import re
 import tempfile
-from dataclasses import dataclass
 
 import pytest
 from oracle.sass import instruction_counts, local_bytes, needs_nvdisasm
@@ -26,7 +26,38 @@ WGMMA = {
 }
 
 
-@dataclass(frozen=True)
+def publishing(base, tp, transport="peer", **fields):
+    return dataclasses.replace(base, publish_tp=tp, transport=transport, **fields)
+
+
+PUBLISHING_MMA = {
+    "few rows": publishing(MMA["few rows"], 8, release_early=True),
+    "a cluster divides K": publishing(MMA["a cluster divides K"], 4, capacity=16),
+    "many rows": publishing(MMA["many rows"], 16),
+    "no PDL": publishing(MMA["no PDL"], 2),
+    "multicast": publishing(MMA["many rows"], 8, "multicast"),
+}
+PUBLISHING_WGMMA = {
+    "few rows": publishing(WGMMA["few rows"], 4),
+    "blocks that share x": publishing(WGMMA["blocks that share x"], 8),
+    "warps and a cluster divide K": publishing(WGMMA["warps and a cluster divide K"], 2),
+    "multicast": publishing(WGMMA["blocks that share x"], 8, "multicast"),
+}
+PUBLISHING = [(arch, c) for arch in ARCHS for c in PUBLISHING_MMA.values()]
+PUBLISHING += [("sm_90a", c) for c in PUBLISHING_WGMMA.values()]
+
+
+def name_of(case):
+    if isinstance(case, str):
+        return case
+    cluster = f"{case.cluster_k}x{case.cluster_n}"
+    return f"{case.instruction},rows={case.rows},cluster={cluster},tp={case.publish_tp},{case.transport}"
+
+
+each_publishing = pytest.mark.parametrize(("arch", "c"), PUBLISHING, ids=name_of)
+
+
+@dataclasses.dataclass(frozen=True)
 class Target:
     arch: str
 
@@ -111,4 +142,53 @@ def test_wgmma_the_assembler_serialises_and_spills_nothing(name):
     assert counts["HGMMA"] == 2 * c.blocks
     assert counts["UTMALDG"] == c.copy_blocks * c.copies * c.k_slices
     assert counts["LDG"] == 0
+    assert local_bytes(cubin) == [0]
+
+
+def stored(c):
+    """Runs of 8 results that a thread stores: with a cluster that divides K, of its block's share."""
+    return -(-c.tile_n // c.cluster_k // 8 * c.rows // (32 * c.warps))
+
+
+@each_publishing
+def test_the_results_go_to_every_rank_in_16_bytes_and_to_the_output(arch, c):
+    text, _ = compiled(c, arch)
+    peer = c.transport == "peer"
+    assert count(r"st\.relaxed\.sys\.global\.v4\.b32", text) == stored(c) * (c.publish_tp if peer else 0)
+    assert count(r"multimem\.st\.relaxed\.sys\.global\.v4\.f32", text) == stored(c) * (not peer)
+    assert count(r"\.sys\.", text) == stored(c) * (c.publish_tp if peer else 1)
+    assert count(r"@p st\.global\.v4\.b32", text) == stored(c)
+    # Published first: the other ranks wait for it.
+    assert text.rindex(".sys.") < text.rindex("st.global.v4.b32")
+
+
+@each_publishing
+def test_the_table_is_read_before_the_wait_and_the_generations_after_it(arch, c):
+    text, _ = compiled(c, arch)
+    generation, table = r"ld\.relaxed\.gpu\.global\.b32", r"ld\.global\.b64"
+    # With wgmma the warp that sends for x has a wait of its own, and only the others read generations.
+    parts = text.split("griddepcontrol.wait")
+    assert len(parts) == 1 + c.enable_pdl * (1 + c.wgmma)
+    assert count(table, parts[0]) == count(table, text) == c.publish_tp + 2
+    assert [count(generation, part) for part in parts] == [0] * (len(parts) - 1) + [stored(c)]
+    multiply = "wgmma.mma_async" if c.wgmma else "mma.sync"
+    assert text.index("ld.relaxed.gpu") < text.index(multiply)  # it is there long before it is needed
+    assert count(r"griddepcontrol\.launch_dependents", parts[0]) == 0
+
+
+@pytest.mark.parametrize(("arch", "name"), [("sm_90a", "many rows"), ("sm_100a", "few rows")])
+def test_without_a_mailbox_nothing_of_it_is_there(arch, name):
+    text, _ = compiled(MMA[name], arch)
+    assert not re.findall(r"\.sys\.|multimem|ld\.relaxed|ld\.global\.b64", text)
+
+
+@needs_nvdisasm
+@each_publishing
+def test_publishing_spills_nothing_and_splits_no_access(arch, c):
+    _, cubin = compiled(c, arch)
+    counts = instruction_counts(cubin)
+    x = 0 if c.wgmma else c.rows // 8 * c.blocks
+    # Of the table, what is not used is dropped: the multicast address, or the ranks' buffers.
+    table = 1 + (c.publish_tp if c.transport == "peer" else 1)
+    assert counts["LDG"] == x + table + stored(c)
     assert local_bytes(cubin) == [0]

@@ -79,6 +79,9 @@ OTHER = {
         "instruction": "wgmma",
         "enable_pdl": False,
         "release_early": True,
+        "publish_tp": 8,
+        "transport": "multicast",
+        "capacity": 32,
     },
 }
 OTHER["all_reduce_dual_norm"] = {
@@ -100,6 +103,8 @@ ALONG = {
     ("all_reduce_dual_norm", "next_has_weight"): {"next_gain_center": 0.0},
     ("all_reduce_dual_norm", "wait_last"): {"role": "consume"},
     ("small_m_gemm", "cluster_n"): {"instruction": "wgmma"},
+    ("small_m_gemm", "transport"): {"publish_tp": 8},
+    ("small_m_gemm", "capacity"): {"publish_tp": 8},
 }
 ONE_VALUE = {("all_reduce_dual_norm", "out_dtype")}
 """Fields of a base class that have one possible value here."""

@@ -1,6 +1,5 @@
 """The attention boundary and o_proj from a stock layer: constants, refusals, what is built at which TP."""
 
-import importlib.util
 import types
 
 import pytest
@@ -8,10 +7,11 @@ import torch
 from support.stub_model import H, Model, Norm, vllm_config
 
 from muse_jit.constants.dual_norm import DualNormConstants
-from muse_jit.errors import ConstantsError, NotAvailable
-from muse_jit.ops import attention_boundary, context
+from muse_jit.constants.gemm_shapes import OPROJ
+from muse_jit.errors import ConstantsError
+from muse_jit.ops import attention_boundary, o_projection
 from muse_jit.ops.attention_boundary import AttentionBoundary, fused_all_reduce, producer_mailbox
-from muse_jit.ops.context import FUSED_MODULE, GEMM_MODULE, BuildContext
+from muse_jit.ops.context import BuildContext
 from muse_jit.ops.o_projection import OProjection
 from muse_jit.ops.stock_layer import boundary_constants
 from muse_jit.plan import Deployment
@@ -47,38 +47,34 @@ def _group(tp):
 
 
 class _FakeFused:
-    """What the fused all-reduce's module will have."""
+    """An AllReduceDualNorm without process groups."""
 
     made = 0
 
-    class AllReduceDualNorm:
-        def __init__(self, device_group, cpu_group, *, device, sum_order):
-            _FakeFused.made += 1
-            self.made_with = (device_group, cpu_group, device, sum_order)
-            self.mailbox = object()
+    def __init__(self, device_group, cpu_group, *, device, sum_order):
+        _FakeFused.made += 1
+        self.made_with = (device_group, cpu_group, device, sum_order)
+        self.mailbox = object()
 
-        def bind(self, constants, *, published):
-            return types.SimpleNamespace(constants=constants, published=published)
+    def bind(self, constants, *, published):
+        return types.SimpleNamespace(constants=constants, published=published)
 
 
 class _FakeGemm:
-    OPROJ = (1, 2, 3)
+    """An Unpooler without kernels."""
 
-    class Unpooler:
-        def __init__(self, weight, mailbox, *, shape, rows):
-            self.made_with = (weight, mailbox, shape, tuple(rows))
+    def __init__(self, weight, mailbox, *, shape, rows):
+        self.made_with = (weight, mailbox, shape, tuple(rows))
 
-        def run(self, x, out):
-            return out.fill_(7.0)
+    def run(self, x, out):
+        return out.fill_(7.0)
 
 
 @pytest.fixture
-def later(monkeypatch):
-    """A version that has the fused all-reduce and the publishing GEMM."""
-    modules = {FUSED_MODULE: _FakeFused, GEMM_MODULE: _FakeGemm}
-    for module in (attention_boundary, __import__("muse_jit.ops.o_projection", fromlist=["x"])):
-        monkeypatch.setattr(module, "require", modules.__getitem__)
-    monkeypatch.setattr(attention_boundary, "missing", lambda module: None)
+def fakes(monkeypatch):
+    """In the place of what needs a GPU."""
+    monkeypatch.setattr(attention_boundary, "AllReduceDualNorm", _FakeFused)
+    monkeypatch.setattr(o_projection, "Unpooler", _FakeGemm)
 
 
 def test_the_target_boundary_is_the_planned_one(backbone):
@@ -173,30 +169,14 @@ def test_what_a_tensor_parallel_size_asks_for(backbone, duals):
         AttentionBoundary.build(_context(backbone, 4), layer, all_reduce=lambda x: x)
 
 
-@pytest.mark.parametrize(("module", "tps"), [(FUSED_MODULE, (2, 4, 8)), (GEMM_MODULE, (8,))])
-def test_without_a_part_the_reason_is_given(backbone, duals, monkeypatch, module, tps):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(context.importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    why = context.missing(module)
-    assert why.endswith("is not available in this version")
-    for tp in tps:
-        reason = AttentionBoundary.unsupported(vllm_config(tp))
-        assert reason == f"an attention boundary at TP{tp} ({why})"
-    if module == FUSED_MODULE:
-        with pytest.raises(NotAvailable, match=why):
-            AttentionBoundary.build(_context(backbone, 4), backbone.layers[0])
-        with pytest.raises(NotAvailable, match=why):
-            OProjection.build(_context(backbone, 8), backbone.layers[0])
-
-
-def test_unsupported_is_a_noun_phrase_or_none(later):
+def test_unsupported_is_a_noun_phrase_or_none():
     answers = {tp: AttentionBoundary.unsupported(vllm_config(tp)) for tp in (1, 2, 3, 4, 8, 16, 32)}
     assert answers == {1: "an attention boundary at TP1", 2: None, 3: "an attention boundary at TP3", 4: None, 8: None,
                        16: None, 32: "an attention boundary at TP32"}  # fmt: skip
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_one_fused_all_reduce_serves_every_layer(backbone, later, tp):
+def test_one_fused_all_reduce_serves_every_layer(backbone, fakes, tp):
     _FakeFused.made = 0
     ctx = BuildContext(tp, _group(tp), torch.device("cpu"), backbone, "mnnvl")
     boundaries = [AttentionBoundary.build(ctx, layer) for layer in backbone.layers]
@@ -209,7 +189,7 @@ def test_one_fused_all_reduce_serves_every_layer(backbone, later, tp):
     assert fused_all_reduce(other) is not fused_all_reduce(ctx)
 
 
-def test_a_device_group_alone_is_completed_by_the_engine(backbone, later, monkeypatch):
+def test_a_device_group_alone_is_completed_by_the_engine(backbone, fakes, monkeypatch):
     monkeypatch.setattr(attention_boundary, "find_tp_group", lambda: _group(4))
     ctx = BuildContext(4, "device", torch.device("cpu"), backbone, "mnnvl")
     assert fused_all_reduce(ctx).made_with[:2] == ("device", "cpu")
@@ -226,18 +206,18 @@ def test_a_device_group_alone_is_completed_by_the_engine(backbone, later, monkey
         (_group(4), None, "TP4 has no fused all-reduce in the order of stock's"),
     ],
 )
-def test_a_wrong_group_or_an_unknown_order_is_refused(backbone, later, group, order, message):
+def test_a_wrong_group_or_an_unknown_order_is_refused(backbone, fakes, group, order, message):
     with pytest.raises(ValueError, match=message):
         fused_all_reduce(BuildContext(4, group, torch.device("cpu"), backbone, order))
 
 
-def test_the_publishing_gemm_plugs_in(backbone, later):
+def test_at_tp8_o_proj_publishes_into_the_boundarys_mailbox(backbone, fakes):
     ctx = BuildContext(8, _group(8), torch.device("cpu"), backbone, "mnnvl")
     projection = OProjection.build(ctx, backbone.layers[0], rows=(1, 2))
     weight = backbone.layers[0].self_attn.o_proj.weight
     made_with = projection.gemm.made_with
     assert made_with[0] is weight
-    assert made_with[1:] == (fused_all_reduce(ctx).mailbox, (1, 2, 3), (1, 2))
+    assert made_with[1:] == (fused_all_reduce(ctx).mailbox, OPROJ, (1, 2))
     out = torch.empty(2, H).bfloat16()
     assert projection.run(torch.ones(2, 512).bfloat16(), out) is out
     assert bool((out == 7).all())

@@ -7,8 +7,9 @@ import torch
 
 from muse_jit.constants.gemm_shapes import BUCKETS, OPROJ, UNPOOLER, gemm_constants
 from muse_jit.constants.small_m_gemm import GemmShape
-from muse_jit.errors import CompileDuringCapture, ConstantsError, NotAvailable
-from muse_jit.ops import context, device, unpooler
+from muse_jit.errors import CompileDuringCapture, ConstantsError
+from muse_jit.ops import device, unpooler
+from muse_jit.ops.lamport_mailbox import LamportMailbox
 from muse_jit.ops.o_projection import OProjection
 from muse_jit.ops.unpooler import Unpooler
 from muse_jit.plan import Deployment, o_proj_gemm
@@ -22,6 +23,7 @@ class _Service:
     def __init__(self):
         self.target = types.SimpleNamespace(arch="sm_90a")
         self.ensured, self.prepared, self.launched = [], [], []
+        self.mailbox_operands = []
         self.memory = {}
 
     def in_memory(self, constants):
@@ -35,8 +37,10 @@ class _Service:
         return self.memory[constants]
 
     def _kernel(self, constants):
-        def function(x, weight, out):
+        def function(x, weight, out, *mailbox):
+            assert len(mailbox) == (2 if constants.publish_tp else 0)
             self.launched.append((constants.rows, x.shape[0], weight.data_ptr(), weight.requires_grad))
+            self.mailbox_operands.append(mailbox)
             torch.mm(x, weight.t(), out=out)
 
         return types.SimpleNamespace(function=function, prepare=lambda index: self.prepared.append((constants, index)))
@@ -178,23 +182,108 @@ def test_one_shape_for_all_buckets(service):
 
 
 def test_what_is_planned_is_what_is_launched(service):
-    gemm = Unpooler(_weight(8192, 1024), None, OPROJ)
+    gemm = Unpooler(_weight(8192, 1024), LamportMailbox.stand_in(8, torch.device("cpu"))[0], OPROJ)
     assert gemm.constants == o_proj_gemm(Deployment(tp=8), "sm_90a")
 
 
-@pytest.mark.skipif(unpooler.PUBLISHES, reason="this version has the publishing epilogue")
-def test_a_mailbox_is_for_another_version(service):
-    with pytest.raises(NotAvailable, match="publishing epilogue is not available in this version"):
-        Unpooler(_weight(), object())
-    assert context.missing(context.GEMM_MODULE) == "the publishing GEMM is not available in this version"
-    with pytest.raises(NotAvailable, match=r"^the publishing GEMM is not available"):
-        OProjection(_weight(8192, 64), (1,), object())
+@pytest.fixture
+def mailbox():
+    return LamportMailbox.stand_in(2, torch.device("cpu"), width=N)[1]
 
 
-def test_a_version_that_publishes_is_seen(monkeypatch):
-    monkeypatch.setattr(unpooler, "PUBLISHES", True)
-    assert context.missing(context.GEMM_MODULE) is None
-    assert context.require(context.GEMM_MODULE) is unpooler
+def test_a_publishing_launch_takes_the_mailboxs_table_and_state(service, mailbox):
+    gemm = Unpooler(_weight(), mailbox, rows=(1, 16))
+    assert [(c.rows, c.publish_tp, c.transport, c.capacity) for c in gemm.constants] == [
+        (8, 2, "peer", 64),
+        (16, 2, "peer", 64),
+    ]
+    assert service.ensured == [list(gemm.constants)]
+    x, out = _operands(9)
+    assert gemm.run(x, out) is out
+    assert torch.equal(out, torch.mm(x, gemm.weight.t()))
+    ((table, state),) = service.mailbox_operands
+    assert table is mailbox.table
+    assert state is mailbox.state
+    Unpooler(_weight(), rows=(1,)).run(*_operands(1))
+    assert service.mailbox_operands[1] == ()
+
+
+def test_a_run_marks_its_rows_as_published_until_they_are_consumed(service, mailbox):
+    gemm = Unpooler(_weight(), mailbox, rows=(1,))
+    mailbox.check_free("the test")
+    for rows in (3, 8):
+        gemm.run(*_operands(rows))
+        with pytest.raises(ValueError, match=f"consume 5 rows, but Unpooler published {rows}"):
+            mailbox.mark_consumed(5, "the test")
+        mailbox.mark_consumed(rows, "the test")
+    assert [launch[1] for launch in service.launched] == [3, 8]
+
+
+def test_zero_rows_publish_nothing(service, mailbox):
+    gemm = Unpooler(_weight(), mailbox, rows=(1,))
+    x, out = _operands(0)
+    assert gemm.run(x, out) is out
+    assert service.launched == []
+    mailbox.check_free("the test")
+    with pytest.raises(ValueError, match="none were published"):
+        mailbox.mark_consumed(1, "the test")
+
+
+def test_rows_that_nobody_consumed_are_not_published_over(service, mailbox):
+    first, second = (Unpooler(_weight(), mailbox, rows=(1,)) for _ in range(2))
+    first.run(*_operands(4))
+    for gemm in (first, second):
+        with pytest.raises(ValueError, match="Unpooler uses the mailbox while the 4 rows that Unpooler published"):
+            gemm.run(*_operands(2))
+    assert [launch[1] for launch in service.launched] == [4]
+    mailbox.mark_consumed(4, "the test")
+    second.run(*_operands(2))
+    assert [launch[1] for launch in service.launched] == [4, 2]
+
+
+def test_what_is_refused_is_not_marked_as_published(service, mailbox):
+    gemm = Unpooler(_weight(), mailbox, rows=(1,))
+    with pytest.raises(ValueError, match=r"^x must have at most the 8 rows"):
+        gemm.run(*_operands(9))
+    with pytest.raises(ValueError, match=r"^out must have the shape \(2, 48\)"):
+        gemm.run(_operands(2)[0], _operands(3)[1])
+    mailbox.check_free("the test")
+    assert service.launched == []
+
+
+def test_a_mailbox_of_another_width_is_refused(service):
+    other = LamportMailbox.stand_in(2, torch.device("cpu"), width=64)[0]
+    with pytest.raises(ValueError, match=r"^n is 48; the mailbox that it is published into is 64 wide$"):
+        Unpooler(_weight(), other)
+    assert service.ensured == []
+
+
+def test_a_mailbox_of_fewer_rows_than_a_bucket_is_refused(service):
+    small = LamportMailbox.stand_in(2, torch.device("cpu"), width=N, capacity=16)[0]
+    assert Unpooler(_weight(), small, rows=(16,)).max_rows == 16
+    with pytest.raises(ConstantsError, match="capacity is 16; it must be from rows = 32"):
+        Unpooler(_weight(), small, rows=(17,))
+
+
+def test_a_mailbox_on_another_device_is_refused(service, mailbox):
+    mailbox.device = torch.device("cuda", 1)
+    with pytest.raises(ValueError, match=r"^the mailbox is on cuda:1, the weight on cpu$"):
+        Unpooler(_weight(), mailbox)
+    assert service.ensured == []
+
+
+def test_o_proj_publishes_into_the_mailbox_that_it_is_given(service):
+    box = LamportMailbox.stand_in(2, torch.device("cpu"))[0]
+    projection = OProjection(_weight(8192, 64), (1,), box)
+    assert projection.gemm.mailbox is box
+    assert projection.gemm.shape == OPROJ
+    x, out = _operands(2, 8192, 64)
+    assert projection.run(x, out) is out
+    assert projection.run(x[:0], out[:0]).shape == (0, 8192)
+    mailbox_operands = service.mailbox_operands[0]
+    assert mailbox_operands[0] is box.table
+    box.mark_consumed(2, "the test")
+    assert len(service.launched) == 1
 
 
 def test_during_a_capture_none_is_made(service, monkeypatch):

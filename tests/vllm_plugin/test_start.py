@@ -10,7 +10,7 @@ from support.stub_model import Model, Worker, vllm_config
 from muse_jit.errors import LoadError, MissForbidden
 from muse_jit.plan import Deployment, make_plan
 from muse_jit.report import KernelReport, Report
-from muse_jit.vllm_plugin import hooks, start
+from muse_jit.vllm_plugin import deployment, hooks, start
 from muse_jit.vllm_plugin.hooks import Refused
 from muse_jit.vllm_plugin.layers import learn
 
@@ -247,5 +247,8 @@ def test_the_decode_builder_is_ignored_when_only_warming(service, monkeypatch, c
     assert _lines(caplog) == ["muse_jit: decode_backend=latency_specialized is ignored with MUSE_JIT_VLLM=warm"]
 
 
-def test_tp16_is_served_by_the_decode_builder(service):
-    hooks._before_load(Worker(None, vllm_config(tp=16, **ASKED)))
+@pytest.mark.parametrize("tp", [2, 4, 8, 16])
+def test_what_the_decode_builder_serves(service, tp):
+    config = vllm_config(tp=tp, **ASKED)
+    assert deployment.unsupported(config) is None
+    hooks._before_load(Worker(None, config))
