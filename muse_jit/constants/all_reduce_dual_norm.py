@@ -9,9 +9,10 @@ from muse_jit.constants.mailbox import CAPACITY, MAX_CAPACITY, TPS, TRANSPORTS
 
 SUM_ORDERS = ("mnnvl", "node-local")
 ROLES = ("both", "consume", "publish")
-TIMEOUT_S = 30.0
-"""How long a kernel waits for another rank before it gives up. A healthy rank is microseconds late, one that is busy on
-the host milliseconds to seconds; who is this late is not coming, and a GPU that waits cannot even be debugged."""
+TIMEOUT_S = 600.0
+"""How long a kernel waits for another rank before it gives up: as long as NCCL's watchdog does by default. A healthy
+rank is microseconds late, but one that compiles something else at its first step, or loads from a slow disk, minutes;
+giving up on it would end the deployment."""
 MAX_TIMEOUT_S = 3600.0
 
 

@@ -189,7 +189,8 @@ def default_shape(n: int, k: int, bucket: int, arch: str) -> GemmShape:
 def _fitted(shape: GemmShape, n: int, k: int, bucket: int, arch: str) -> GemmShape | None:
     """With its depths and divisions at their defaults, or all cut to what a short K allows; None where that is none."""
     for most in (4, 2, 1):
-        fitted = shape._replace(copy_blocks=most, stages=min(most, 2), x_depth=min(most, 2))
+        x_depth = 1 if bucket > 16 else min(most, 2)  # at 64 rows two blocks of x spill on sm_120a
+        fitted = shape._replace(copy_blocks=most, stages=min(most, 2), x_depth=x_depth)
         try:
             _constants(n, k, bucket, arch, fitted, pdl=True)
         except ConstantsError:

@@ -16,7 +16,7 @@ def test_it_is_the_boundary_and_the_mailbox():
     assert FUSED != D1
     assert FUSED.as_dict() == {
         **D1.as_dict(), "tp": 4, "sum_order": "mnnvl", "role": "both", "transport": "peer", "capacity": 64,
-        "timeout_s": 30.0, "wait_last": False,
+        "timeout_s": 600.0, "wait_last": False,
     }  # fmt: skip
     assert AllReduceDualNormConstants.from_dict(FUSED.as_dict()) == FUSED
 

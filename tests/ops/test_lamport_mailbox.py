@@ -89,7 +89,7 @@ def test_a_missing_rank_is_named(box):
     assert box.missing() is None
     box.status.fill_(REPORTED | 2 << 24 | 1 << 16 | 3)
     assert box.missing() == Missing(rank=1, row=3, generation=2)
-    with pytest.raises(RankMissing, match=r"^rank 0 waited 30 s for row 3 of rank 1 \(generation 2\); its boundaries"):
+    with pytest.raises(RankMissing, match=r"^rank 0 waited 600 s for row 3 of rank 1 \(generation 2\); its boundaries"):
         box.check()
 
 
@@ -151,7 +151,7 @@ def test_ranks_make_it_together(tmp_path):
             {"all": {"terms": {"sum_order": "mnnvl"}}, 1: {"terms": {"sum_order": "node-local"}}},
             "the ranks' mailboxes differ: sum_order is 'mnnvl' on rank 0 and 'node-local' on rank 1",
         ),
-        (2, {1: {"timeout_s": 1.0}}, "the ranks' mailboxes differ: timeout_s is 30.0 on rank 0 and 1.0 on rank 1"),
+        (2, {1: {"timeout_s": 1.0}}, "the ranks' mailboxes differ: timeout_s is 600.0 on rank 0 and 1.0 on rank 1"),
         (3, {}, "a mailbox is for 2, 4, 8, 16 ranks, not 3"),
         (
             2,
