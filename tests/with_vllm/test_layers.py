@@ -39,8 +39,12 @@ def test_the_documented_sets_are_read_from_real_layers(backbone):
     assert learned.boundaries == dict.fromkeys(range(3), boundary)
 
 
+NORMS = ("row_norm", "dual_norm")
+"""What a start without options replaces; the GEMM and the fused all-reduce are the decode builder's."""
+
+
 def test_what_is_read_from_the_layers_is_the_plan(backbone):
-    planned = {p.constants for p in make_plan(Deployment(), ["sm_90a"]).kernels}
+    planned = {p.constants for p in make_plan(Deployment(), ["sm_90a"]).kernels if p.constants.family in NORMS}
     assert set(learn(backbone, enable_pdl=True, **ORDER).constants) == planned
 
 
