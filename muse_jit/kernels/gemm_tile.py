@@ -159,7 +159,7 @@ class Exchange:
             return
         size = self.constants.exchange_bytes
         barrier.init(self.base, {size: 1}, self.place.thread)
-        cute.arch.sync_warp()  # the same lane, but racecheck takes an initialisation for the whole warp's
+        cute.arch.sync_warp()  # for racecheck, which warned of these two, though one lane does both
         barrier.expect(self.base, size, size, self.place.thread)
         exact.statement("barrier.cluster.arrive.relaxed.aligned;", "")
 

@@ -5,8 +5,9 @@ passes through registers but the sums. One more warp sends for them, the weight 
 the previous grid, on which it does not depend, and x after it. Rows of x beyond the last are filled with zeros by the
 copies.
 
-With many rows every block reads as much of x as of the weight, and the L2 cannot deliver both. The blocks of a cluster
-then share x: each sends for its part of the rows, and the copy delivers it to all of them.
+The blocks of a cluster can share x: each sends for its part of the rows, and the copy delivers it to all of them. At 64
+rows, where every block reads as much of x as of the weight, that was to spare the L2; on an H200 it was slower in every
+case, so no shipped shape has it (benchmarks/notes.md).
 """
 
 from typing import Any

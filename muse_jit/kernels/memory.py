@@ -67,15 +67,15 @@ def _load_words(base: Int64, offset: int, count: int, inside: Int32 | None) -> l
 
 def evict_first() -> Int64:
     """The L2 cache policy for what is read once, such as weights: the first to go, it leaves the rest of the cache
-    alone. Copies with it are faster themselves, too: 4.15 instead of 3.7 TB/s over a large weight on an H200."""
+    alone. Copies with it were faster themselves, too: benchmarks/notes.md."""
     return Int64(exact.asm(T.i64(), [], "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l"))
 
 
-def load_shared(address: Int32, offset: int) -> list[Int32]:
-    """16 bytes of shared memory."""
-    text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
-    result = exact.asm(exact.struct_type([T.i32()] * 4), [address], text, "=r,=r,=r,=r,r", side_effects=True)
-    return exact.unpack(result, 4, T.i32(), Int32)
+def load_shared(address: Int32, offset: int, count: int = 4) -> list[Int32]:
+    """`count` neighbouring words of shared memory, 2 or 4, by one instruction."""
+    text = f"ld.shared.v{count}.b32 {_list(0, count)}, [${count}+{offset}];"
+    result = exact.asm(exact.struct_type([T.i32()] * count), [address], text, "=r," * count + "r", side_effects=True)
+    return exact.unpack(result, count, T.i32(), Int32)
 
 
 def store(base: Int64, offset: int, values: list[Float32], *, bf16: bool, inside: Int32 | None = None) -> None:

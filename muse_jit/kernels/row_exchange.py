@@ -1,12 +1,12 @@
 """Sums over a row that is shared by the CTAs of a cluster, in stock's order: how the dual norm's warps meet."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from cutlass import Float32, Int32, cute
 from cutlass.cutlass_dsl import T
 
 from muse_jit.constants.dual_norm import WARP, DualNormConstants
-from muse_jit.kernels import exact, reduction
+from muse_jit.kernels import barrier, exact, memory, reduction
 
 
 class Place(Protocol):
@@ -72,14 +72,14 @@ class Exchange:
             f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, {barrier}, {4 * self.messages}; " for barrier in barriers
         )
         text = f"{{ .reg .pred p; setp.eq.s32 p, $1, 0; {inits}{expects}}}"
-        _statement(text, "r,r", self.base, self.thread)
-        _statement("fence.mbarrier_init.release.cluster;", "")
-        _statement("barrier.cluster.arrive.relaxed.aligned;", "")
+        exact.statement(text, "r,r", self.base, self.thread)
+        exact.statement("fence.mbarrier_init.release.cluster;", "")
+        exact.statement("barrier.cluster.arrive.relaxed.aligned;", "")
 
     def join(self) -> None:
         """In a cluster: all CTAs of the row run and have their mbarriers. Called while the loads are on their way."""
         if self.ctas > 1:
-            _statement("barrier.cluster.wait.acquire.aligned;", "")
+            exact.statement("barrier.cluster.wait.acquire.aligned;", "")
 
     def send(self, k: int, value: Float32) -> None:
         """This thread's part of sum k: over the warp, and on its way to every CTA."""
@@ -89,7 +89,7 @@ class Exchange:
         elif self.warps > 1:
             # Every lane stores: they carry the same bits, and a predicate would cost more than it saves.
             address = self.base + self.write_offset
-            _statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", address, exact.fp32_to_bits(value))
+            exact.statement(f"st.shared.b32 [$0+{128 * k}], $1;", "r,r", address, exact.fp32_to_bits(value))
         else:
             self.alone = value
 
@@ -100,7 +100,7 @@ class Exchange:
             f"@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0+{128 * k}], $2, "
             f"[$1+{self.BARRIERS + 8 * k}]; }}"
         )
-        _statement(text, "r,r,r,r", self.peer + offset, self.peer, exact.fp32_to_bits(value), cta)
+        exact.statement(text, "r,r,r,r", self.peer + offset, self.peer, exact.fp32_to_bits(value), cta)
 
     def receive(self, k: int) -> Float32:
         """Sum k, in every thread.
@@ -119,9 +119,7 @@ class Exchange:
     def await_messages(self, k: int) -> None:
         # Slots and mbarrier are this CTA's own shared memory. Acquiring at cluster scope would add nothing for them
         # but an invalidation of the L1 cache; cluster kernels wait like this for each other's bulk copies.
-        wait = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$0+{self.BARRIERS + 8 * k}], 0;"
-        text = f"{{ .reg .pred p; wait_${{:uid}}: {wait} @!p bra wait_${{:uid}}; }}"
-        _statement(text, "r", self.base)
+        barrier.wait(self.base, self.BARRIERS + 8 * k, 0)
 
 
 class ExchangeByCta(Exchange):
@@ -142,7 +140,7 @@ class ExchangeByCta(Exchange):
         value = reduction.butterfly(value, WARP)
         if self.own_warps > 1:
             offset = self.OWN + 128 * k
-            _statement(f"st.shared.b32 [$0+{offset}], $1;", "r,r", self.own_slot, exact.fp32_to_bits(value))
+            exact.statement(f"st.shared.b32 [$0+{offset}], $1;", "r,r", self.own_slot, exact.fp32_to_bits(value))
             cute.arch.sync_threads()
             value = _folded(self.base, offset, self.own_warps)
         self.tell(k, self.rank_offset, value, self.thread)
@@ -156,22 +154,9 @@ def _folded(address: Int32, offset: int, count: int) -> Float32:
     """The sum of `count` neighbouring slots in the tree of a butterfly: halves upon each other, down to one."""
     words: list[Int32] = []
     while len(words) < count:
-        words += _shared_words(address, offset + 4 * len(words), min(4, count - len(words)))
+        words += memory.load_shared(address, offset + 4 * len(words), min(4, count - len(words)))
     sums = [exact.fp32_from_bits(word) for word in words]
     while len(sums) > 1:
         half = len(sums) // 2
         sums = exact.add_all(sums[:half], sums[half:], packed=False)
     return sums[0]
-
-
-def _statement(text: str, constraints: str, *operands: Any) -> None:
-    exact.asm(None, list(operands), text, constraints, side_effects=True)
-
-
-def _shared_words(address: Int32, offset: int, count: int) -> list[Int32]:
-    """`count` neighbouring words of shared memory: 2 or 4 by one instruction."""
-    names = ", ".join(f"${i}" for i in range(count))
-    text = f"ld.shared.v{count}.b32 {{{names}}}, [${count}+{offset}];"
-    struct = exact.struct_type([T.i32()] * count)
-    result = exact.asm(struct, [address], text, "=r," * count + "r", side_effects=True)
-    return exact.unpack(result, count, T.i32(), Int32)

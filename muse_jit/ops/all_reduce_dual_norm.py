@@ -110,7 +110,9 @@ class AllReduceDualNorm:
 class FusedDualNorm(DualNorm):
     """A bound boundary: `run` as `DualNorm.run`, but `partial` is this rank's part of the sum.
 
-    With `published` the partial sum is taken from the mailbox, and of `partial` only the number of rows counts.
+    With `published` the partial sum is taken from the mailbox, and of `partial` only the number of rows counts. All
+    ranks run it with the same number of rows, at most the mailbox's capacity. Beside what `DualNorm.run` raises, it is
+    a ValueError to have too many rows, published rows that nobody consumed, or none or another number to consume.
     """
 
     constants: AllReduceDualNormConstants
@@ -120,26 +122,7 @@ class FusedDualNorm(DualNorm):
         self.name = f"AllReduceDualNorm ({constants.role})"
         super().__init__(constants, mailbox.device)
 
-    def run(
-        self,
-        partial: torch.Tensor,
-        stream: torch.Tensor,
-        post_weight: torch.Tensor | None,
-        alpha: torch.Tensor | float,
-        beta: torch.Tensor,
-        next_weight: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        """As `DualNorm.run`, on all ranks with the same number of rows, at most the mailbox's capacity.
-
-        Raises:
-            ValueError: naming the operand and what it must be; too many rows; published rows that nobody consumed, or
-                that were not published, or another number of them.
-        """
-        operands = self.checked(partial, stream, post_weight, alpha, beta, next_weight, out)
-        rows = partial.shape[0]
-        if rows == 0:
-            return
+    def _launch(self, rows: int, operands: list[torch.Tensor]) -> None:
         self.mailbox.check_rows(rows)
         if self.constants.role == "consume":
             self.mailbox.mark_consumed(rows, self.name)

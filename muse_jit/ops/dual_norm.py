@@ -53,21 +53,6 @@ class DualNorm:
         Raises:
             ValueError: naming the operand and what it must be.
         """
-        operands = self.checked(partial, stream, post_weight, alpha, beta, next_weight, out)
-        if partial.shape[0]:
-            self.kernel.function(*operands)
-
-    def checked(
-        self,
-        partial: torch.Tensor,
-        stream: torch.Tensor,
-        post_weight: torch.Tensor | None,
-        alpha: torch.Tensor | float,
-        beta: torch.Tensor,
-        next_weight: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> list[torch.Tensor]:
-        """The operands of `run` that the kernel takes, in its order. Raises: as `run`."""
         c = self.constants
         shape = (partial.shape[0] if partial.dim() else 0, c.hidden)
         check_operand(partial, shape, torch.bfloat16, 16, "partial", self.device)
@@ -83,7 +68,12 @@ class DualNorm:
             raise ValueError(f"alpha must be {c.alpha}, which the kernel was built with, not {alpha}")
         self._add_gate(operands, beta, "beta")
         self._add_weight(operands, next_weight, c.next_has_weight, "next_weight")
-        return [*operands, out]
+        if shape[0]:
+            self._launch(shape[0], [*operands, out])
+
+    def _launch(self, rows: int, operands: list[torch.Tensor]) -> None:
+        """Launch on checked operands, in the kernel's order, of at least one row."""
+        self.kernel.function(*operands)
 
     def _add_weight(self, operands: list[torch.Tensor], weight: torch.Tensor | None, wanted: bool, name: str) -> None:
         if (weight is not None) != wanted:
